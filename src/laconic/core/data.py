@@ -1,0 +1,60 @@
+"""What a method sees of a client's data: two parts, one to train on and one of its own to test on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some examples of a dataset: `index` into tensors that all clients share.
+
+    Nothing is copied until a batch is taken, so that a hundred thousand clients cost their indices only.
+
+    >>> part = Part(torch.arange(10.0), torch.arange(10), torch.tensor([7, 3]))
+    >>> len(part), part.tensors()[0]
+    (2, tensor([7., 3.]))
+    """
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+
+    @classmethod
+    def whole(cls, x: Tensor, y: Tensor) -> Part:
+        """All examples of a pair of tensors."""
+        return cls(x, y, torch.arange(len(x)))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the part, in order."""
+        return self.x[self.index], self.y[self.index]
+
+    def batches(self, size: int, order: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Mini-batches of `size` (the last may be smaller), in the given order of positions."""
+        index = self.index if order is None else self.index[order]
+        for rows in torch.split(index, size):
+            yield self.x[rows], self.y[rows]
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's examples."""
+
+    train: Part
+    test: Part
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What the server knows about a client when a round begins."""
+
+    id: int
+    round: int
+    examples: int

@@ -1,0 +1,117 @@
+"""Catalogues: named functions whose keyword-only parameters are the settings that a configuration may give.
+
+A catalogue is the one place where methods, models, datasets, partitions and codecs are looked up by name, so that
+what Python accepts and what a TOML file accepts are the same thing, checked by the same code::
+
+    fedprox(*, mu: float = 0.01, solver: Solver = Solver())   <->   [method] name = "fedprox"  mu = 0.1  lr = 0.05
+
+A parameter whose type is a dataclass marked with `flat` lends its fields to the section: `lr` above is `Solver.lr`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from laconic.core.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+
+def flat(cls: type[T]) -> type[T]:
+    """Mark a dataclass of settings whose fields stand directly in the section of whoever takes it."""
+    cls.__laconic_flat__ = True  # type: ignore[attr-defined]
+    return cls
+
+
+class Registry(Mapping[str, Callable[..., T]], Generic[T]):
+    """Functions by name, with validated settings and helpful errors.
+
+    >>> def square(side: int, *, colour: str = "red") -> str:
+    ...     "A square."
+    ...     return f"{colour} {side}"
+    >>> shapes = Registry("shape", [square])
+    >>> shapes.build("square", {"colour": "blue"}, given=(3,))
+    'blue 3'
+    """
+
+    def __init__(self, kind: str, functions: list[Callable[..., T]]) -> None:
+        self.kind = kind
+        self._functions = {function.__name__.rstrip("_"): function for function in functions}
+
+    def __getitem__(self, name: str) -> Callable[..., T]:
+        try:
+            return self._functions[name]
+        except KeyError:
+            raise ConfigError(f"unknown {self.kind} {name!r}; {did_you_mean(name, self)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._functions)
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._functions
+
+    def build(self, name: str, settings: Mapping[str, Any], *, given: tuple[Any, ...] = ()) -> T:
+        """Call the named function with checked settings; `given` are its positional arguments."""
+        function = self[name]
+        return function(*given, **checked_settings(function, settings, where=f"[{self.kind}] {name}"))
+
+    def lines(self) -> list[tuple[str, str, str]]:
+        """Name, first line of the docstring and where it lives, for `laconic list`."""
+        return [
+            (name, (inspect.getdoc(f) or "").split("\n")[0], f"{f.__module__}:{f.__qualname__}")
+            for name, f in self._functions.items()
+        ]
+
+
+def checked_settings(
+    function: Callable[..., object], settings: Mapping[str, Any], *, where: str
+) -> dict[str, Any]:
+    """Keyword arguments for `function` from plain values (as TOML or JSON gives them), or `ConfigError`."""
+    hints = get_type_hints(function)
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    groups = {p.name: hints[p.name] for p in parameters if getattr(hints[p.name], "__laconic_flat__", False)}
+    direct = {p.name: hints[p.name] for p in parameters if p.name not in groups}
+    lent = {
+        field: (name, hint)
+        for name, cls in groups.items()
+        for field, hint in get_type_hints(cls).items()
+        if field in {f.name for f in dataclasses.fields(cls)}
+    }
+    defaults = {p.name: p.default for p in parameters}
+    arguments: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key in direct:
+            arguments[key] = _checked_value(direct[key], value, where=f"{where}: {key}")
+        elif key in lent:
+            name, hint = lent[key]
+            base = arguments.get(name, defaults[name])
+            new = {key: _checked_value(hint, value, where=f"{where}: {key}")}
+            arguments[name] = {**base, **new} if isinstance(base, dict) else new
+        else:
+            raise ConfigError(f"{where}: unknown key {key!r}; {did_you_mean(key, [*direct, *lent])}")
+    for name in groups:
+        if isinstance(arguments.get(name), dict):
+            arguments[name] = dataclasses.replace(defaults[name], **arguments[name])
+    missing = [p.name for p in parameters if p.default is p.empty and p.name not in arguments]
+    if missing:
+        raise ConfigError(f"{where}: the key {missing[0]!r} is required.")
+    return arguments
+
+
+def _checked_value(hint: Any, value: Any, *, where: str) -> Any:
+    try:
+        return TypeAdapter(hint).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        inner = "".join(f".{part}" for part in first["loc"] if isinstance(part, str))
+        message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        raise ConfigError(f"{where}{inner}: {message}, got {first['input']!r}.") from None

@@ -1,0 +1,114 @@
+"""A task: model, loss and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from laconic.core.errors import ConfigError
+from laconic.core.random import Key, isolated
+from laconic.core.tree import Spec, Tree, spec_of
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Mean loss of a mini-batch from the model's outputs and the targets."""
+Metric = Callable[[Tensor, Tensor], Tensor]
+"""One figure per example from the model's outputs and the targets; evaluation takes the mean."""
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """1 where the largest output is the target's class, else 0."""
+    return (output.argmax(dim=1) == target).float()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learnt: a model, the loss that trains it and the metrics that judge it.
+
+    `build` makes the model; `initialize` sets its first weights from a key. Without it, the weights are those
+    that the constructor draws, made a function of the key all the same. `initial` gives weights outright.
+
+    The model's state is its parameters and its floating-point buffers (running statistics of normalisation
+    layers); integer buffers keep the values of the constructor.
+
+    >>> task = Task(lambda: nn.Linear(2, 3))
+    >>> {name: tuple(leaf.shape) for name, leaf in task.init(Key.from_seed(0)).items()}
+    {'weight': (3, 2), 'bias': (3,)}
+    """
+
+    build: Callable[[], nn.Module]
+    loss: Loss = F.cross_entropy
+    metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": accuracy})
+    initialize: Callable[[nn.Module, Key], None] | None = None
+    initial: Mapping[str, Tensor] | None = None
+    device: str = "cpu"
+
+    def init(self, key: Key) -> Tree:
+        """The initial weights: a function of the key, or the given ones."""
+        with isolated(key.fold_in("constructor")):
+            module = self.build()
+        if self.initialize is not None:
+            self.initialize(module, key)
+        state = {name: leaf.clone() for name, leaf in read_state(module).items()}
+        if self.initial is None:
+            return state
+        return _checked(self.initial, state)
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """A working copy of the model: a scratch pad whose weights each user sets first. One per process."""
+        return self.fresh()
+
+    def fresh(self) -> nn.Module:
+        """A new instance of the model, weights undefined until `write_state`."""
+        with isolated(Key.from_seed(0)):
+            module = self.build()
+        return module.to(self.device)
+
+    @cached_property
+    def spec(self) -> Spec:
+        """Names, shapes and dtypes of the model's state."""
+        return spec_of(read_state(self.module))
+
+    @cached_property
+    def trainable(self) -> tuple[str, ...]:
+        """Names of the leaves that gradients change; the other leaves are running statistics."""
+        return tuple(name for name, p in self.module.named_parameters() if p.requires_grad)
+
+
+def read_state(module: nn.Module) -> Tree:
+    """The module's own tensors (not copies): parameters, then floating-point buffers that are saved with it."""
+    state: Tree = {name: p.detach() for name, p in module.named_parameters()}
+    saved = module.state_dict(keep_vars=True)
+    for name, buffer in module.named_buffers():
+        if name in saved and buffer.is_floating_point():
+            state[name] = buffer.detach()
+    return state
+
+
+def write_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy a tree into a module."""
+    own = read_state(module)
+    with torch.no_grad():
+        torch._foreach_copy_(list(own.values()), [state[name] for name in own])
+
+
+def _checked(given: Mapping[str, Tensor], own: Tree) -> Tree:
+    missing = [name for name in own if name not in given]
+    if missing:
+        raise ConfigError(
+            f"model.init has no weights for {missing[0]!r}"
+            + (f" and {len(missing) - 1} more leaves" if len(missing) > 1 else "")
+            + "; were they saved from another model?"
+        )
+    for name, leaf in own.items():
+        if tuple(given[name].shape) != tuple(leaf.shape):
+            raise ConfigError(
+                f"model.init gives {name!r} the shape {tuple(given[name].shape)}, "
+                f"but this model has {tuple(leaf.shape)}."
+            )
+    return {name: given[name].detach().to("cpu", leaf.dtype).clone() for name, leaf in own.items()}

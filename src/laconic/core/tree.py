@@ -1,0 +1,101 @@
+"""`Tree`: a flat dictionary of tensors. Every state, message and statistic is one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Shape and dtype of one leaf: what a receiver knows before a message arrives."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        size = 1
+        for side in self.shape:
+            size *= side
+        return size
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the values as they lie in memory."""
+        return self.size * self.dtype.itemsize
+
+
+Spec = dict[str, Leaf]
+
+
+def spec_of(tree: Mapping[str, Tensor]) -> Spec:
+    """The specification of a tree.
+
+    >>> spec_of({"w": torch.zeros(2, 3)})
+    {'w': Leaf(shape=(2, 3), dtype=torch.float32)}
+    """
+    return {name: Leaf(tuple(leaf.shape), leaf.dtype) for name, leaf in tree.items()}
+
+
+def num_values(spec: Mapping[str, Leaf]) -> int:
+    """Number of values of all leaves."""
+    return sum(leaf.size for leaf in spec.values())
+
+
+def describe(spec: Mapping[str, Leaf]) -> str:
+    """A canonical text of a specification, the same on every machine; fingerprints are made of it.
+
+    >>> describe({"w": Leaf((2, 3)), "b": Leaf((3,))})
+    'w:float32[2,3];b:float32[3]'
+    """
+    return ";".join(
+        f"{name}:{str(leaf.dtype).removeprefix('torch.')}[{','.join(map(str, leaf.shape))}]"
+        for name, leaf in spec.items()
+    )
+
+
+def map_tree(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
+    """Apply a function leaf by leaf.
+
+    >>> map_tree(torch.add, {"w": torch.ones(2)}, {"w": torch.ones(2)})
+    {'w': tensor([2., 2.])}
+    """
+    return {name: function(leaf, *(other[name] for other in others)) for name, leaf in tree.items()}
+
+
+def prefixed(prefix: str, tree: Mapping[str, Tensor]) -> Tree:
+    """The tree with `prefix/` before every name, so that several trees live in one.
+
+    >>> list(prefixed("w", {"bias": torch.zeros(1)}))
+    ['w/bias']
+    """
+    return {f"{prefix}/{name}": leaf for name, leaf in tree.items()}
+
+
+def subtree(prefix: str, tree: Mapping[str, Tensor]) -> Tree:
+    """What `prefixed` put in: the leaves under `prefix/`, with the prefix taken off."""
+    start = f"{prefix}/"
+    return {name[len(start) :]: leaf for name, leaf in tree.items() if name.startswith(start)}
+
+
+def leaf_bytes(leaf: Tensor) -> bytes:
+    """The values of a leaf as they lie in memory, little-endian, row-major."""
+    return leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def tree_sha256(tree: Mapping[str, Tensor]) -> str:
+    """A hash of names, dtypes, shapes and values: equal trees, equal hash, on every machine."""
+    digest = hashlib.sha256()
+    for name in sorted(tree):
+        leaf = tree[name]
+        digest.update(describe({name: Leaf(tuple(leaf.shape), leaf.dtype)}).encode() + b"\0")
+        digest.update(leaf_bytes(leaf))
+    return digest.hexdigest()
