@@ -10,9 +10,10 @@ from laconic.core.errors import (
     UserError,
     did_you_mean,
 )
+from laconic.core.objects import find_object
 from laconic.core.protocols import Codec, Method, Predictor, Reply, Shared, Update
 from laconic.core.random import Key, isolated
-from laconic.core.registry import Registry, checked_settings, flat
+from laconic.core.registry import Registry, checked_settings, flat, resolved_settings
 from laconic.core.task import Loss, Metric, Task, accuracy, read_state, write_state
 from laconic.core.tree import (
     Leaf,
@@ -56,6 +57,7 @@ __all__ = [
     "checked_settings",
     "describe",
     "did_you_mean",
+    "find_object",
     "flat",
     "isolated",
     "leaf_bytes",
@@ -63,6 +65,7 @@ __all__ = [
     "num_values",
     "prefixed",
     "read_state",
+    "resolved_settings",
     "spec_of",
     "subtree",
     "tree_sha256",

@@ -46,9 +46,7 @@ class PayloadError(LaconicError):
     'client 17, round 4: the frame was altered on its way [checksum]'
     """
 
-    def __init__(
-        self, reason: str, detail: str, *, client: int | None = None, round: int | None = None
-    ) -> None:
+    def __init__(self, reason: str, detail: str, *, client: int | None = None, round: int | None = None) -> None:
         self.reason = reason
         self.detail = detail
         self.client = client

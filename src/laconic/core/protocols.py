@@ -48,7 +48,7 @@ class Shared:
     """
 
     key: Key
-    received: Mapping[str, object] = field(default_factory=dict)
+    received: Tree = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -56,30 +56,72 @@ class Method(Protocol):
     """Both halves of an algorithm, written for one client; a frozen dataclass of hyper-parameters.
 
     `bind` gives it the task of a run. Every other function is pure: inputs are never changed, all state goes in
-    and comes out. `stateful` says that clients have personal state; `per_client` says that each client gets a
-    broadcast of its own (a sub-model, say) instead of one that all share.
+    and comes out.
     """
 
     @property
-    def name(self) -> str: ...
-    @property
-    def stateful(self) -> bool: ...
-    @property
-    def per_client(self) -> bool: ...
+    def name(self) -> str:
+        """The published name, in lower case."""
+        ...
 
-    def bind(self, task: Task) -> Method: ...
-    def init(self, key: Key) -> Tree: ...
-    def init_client(self, key: Key) -> Tree: ...
-    def broadcast(self, server: Tree, client: ClientInfo, key: Key) -> Tree: ...
-    def broadcast_spec(self, client: ClientInfo, key: Key) -> Spec: ...
-    def client_update(
-        self, received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key
-    ) -> Update: ...
-    def message_spec(self, received: Tree) -> Spec: ...
-    def server_update(self, server: Tree, replies: Iterable[Reply], key: Key) -> Tree: ...
-    def global_model(self, server: Tree) -> Predictor: ...
-    def local_model(self, received: Tree, personal: Tree) -> Predictor: ...
-    def paper_bytes(self, received: Tree, message: Tree) -> int: ...
+    @property
+    def stateful(self) -> bool:
+        """Whether clients have personal state."""
+        ...
+
+    @property
+    def per_client(self) -> bool:
+        """Whether each client gets a broadcast of its own (a sub-model, say) instead of one that all share."""
+        ...
+
+    @property
+    def task(self) -> Task:
+        """The task that `bind` gave."""
+        ...
+
+    def bind(self, task: Task) -> Method:
+        """The same method for a task."""
+        ...
+
+    def init(self, key: Key) -> Tree:
+        """The server's first state."""
+        ...
+
+    def init_client(self, key: Key) -> Tree:
+        """A client's first personal state, `{}` if none."""
+        ...
+
+    def broadcast(self, server: Tree, client: ClientInfo, key: Key) -> Tree:
+        """What the server sends (to this client, where `per_client`)."""
+        ...
+
+    def broadcast_spec(self, client: ClientInfo, key: Key) -> Spec:
+        """What the receiving client knows about the broadcast beforehand."""
+        ...
+
+    def client_update(self, received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
+        """A client's turn: what it learns, and what of that it sends."""
+        ...
+
+    def message_spec(self, received: Tree) -> Spec:
+        """What the server knows about a reply to `received` beforehand."""
+        ...
+
+    def server_update(self, server: Tree, replies: Iterable[Reply], key: Key) -> Tree:
+        """The server's new state: fold the replies (at least one) in the order given, don't stack them."""
+        ...
+
+    def global_model(self, server: Tree) -> Predictor:
+        """What the server predicts with."""
+        ...
+
+    def local_model(self, received: Tree, personal: Tree) -> Predictor:
+        """What a client predicts with, from the newest broadcast and its personal state."""
+        ...
+
+    def paper_bytes(self, received: Tree, message: Tree) -> int:
+        """What a paper would print as the cost of this exchange, both ways."""
+        ...
 
 
 @runtime_checkable
@@ -87,15 +129,27 @@ class Codec(Protocol):
     """Turns a tree into bytes and back.
 
     `state` is what the sender remembers between rounds (error feedback), else `{}`. `decode` takes every size
-    from `spec`, never from `blob`, and raises `PayloadError` and nothing else on malformed bytes. `text` is the
-    codec as it is written in a configuration; `id` is its number on the wire.
+    from `spec`, never from `blob`, and raises `PayloadError` and nothing else on malformed bytes.
     """
 
     @property
-    def text(self) -> str: ...
-    @property
-    def id(self) -> int: ...
+    def text(self) -> str:
+        """The codec as it is written in a configuration."""
+        ...
 
-    def init_state(self, spec: Spec) -> Tree: ...
-    def encode(self, tree: Tree, shared: Shared, state: Tree) -> tuple[bytes, Tree]: ...
-    def decode(self, blob: bytes, spec: Spec, shared: Shared) -> Tree: ...
+    @property
+    def id(self) -> int:
+        """Its number on the wire."""
+        ...
+
+    def init_state(self, spec: Spec) -> Tree:
+        """The sender's first state."""
+        ...
+
+    def encode(self, tree: Tree, shared: Shared, state: Tree) -> tuple[bytes, Tree]:
+        """The bytes of a tree, and the sender's new state."""
+        ...
+
+    def decode(self, blob: bytes, spec: Spec, shared: Shared) -> Tree:
+        """The tree that the bytes stand for."""
+        ...

@@ -42,9 +42,7 @@ class Key:
         digest = self.digest
         for part in parts:
             kind = b"i" if isinstance(part, int) else b"s"
-            digest = hashlib.blake2b(
-                digest + kind + str(part).encode(), digest_size=16, person=b"laconic.key"
-            ).digest()
+            digest = hashlib.blake2b(digest + kind + str(part).encode(), digest_size=16, person=b"laconic.key").digest()
         return Key(digest)
 
     def seed(self) -> int:

@@ -72,9 +72,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         ]
 
 
-def checked_settings(
-    function: Callable[..., object], settings: Mapping[str, Any], *, where: str
-) -> dict[str, Any]:
+def checked_settings(function: Callable[..., object], settings: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """Keyword arguments for `function` from plain values (as TOML or JSON gives them), or `ConfigError`."""
     hints = get_type_hints(function)
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
@@ -105,6 +103,29 @@ def checked_settings(
     if missing:
         raise ConfigError(f"{where}: the key {missing[0]!r} is required.")
     return arguments
+
+
+def resolved_settings(function: Callable[..., object], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of `function` as plain values, the given ones over the defaults: what a run records.
+
+    >>> def square(side: int, *, colour: str = "red", thick: bool = False) -> None: ...
+    >>> resolved_settings(square, {"thick": True})
+    {'colour': 'red', 'thick': True}
+    """
+    resolved: dict[str, Any] = {}
+    hints = get_type_hints(function)
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is not p.KEYWORD_ONLY or p.default is p.empty:
+            continue
+        if getattr(hints[p.name], "__laconic_flat__", False):
+            resolved.update(dataclasses.asdict(p.default))
+        else:
+            resolved[p.name] = _plain(p.default)
+    return {**resolved, **settings}
+
+
+def _plain(default: Any) -> Any:
+    return dataclasses.asdict(default) if dataclasses.is_dataclass(type(default)) else default
 
 
 def _checked_value(hint: Any, value: Any, *, where: str) -> Any:

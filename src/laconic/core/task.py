@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +34,8 @@ class Task:
     that the constructor draws, made a function of the key all the same. `initial` gives weights outright.
 
     The model's state is its parameters and its floating-point buffers (running statistics of normalisation
-    layers); integer buffers keep the values of the constructor.
+    layers); integer buffers keep the values of the constructor. `outputs` says how predictions are averaged: as
+    probabilities (`logits`) or as they are (`values`).
 
     >>> task = Task(lambda: nn.Linear(2, 3))
     >>> {name: tuple(leaf.shape) for name, leaf in task.init(Key.from_seed(0)).items()}
@@ -46,6 +48,7 @@ class Task:
     initialize: Callable[[nn.Module, Key], None] | None = None
     initial: Mapping[str, Tensor] | None = None
     device: str = "cpu"
+    outputs: Literal["logits", "values"] = "logits"
 
     def init(self, key: Key) -> Tree:
         """The initial weights: a function of the key, or the given ones."""

@@ -1,0 +1,149 @@
+"""The command line. Exit codes: 0 done, 2 the user's mistake (one sentence says which), 130 interrupted."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="laconic: federated learning in few bits.",
+)
+
+
+class Catalogue(StrEnum):
+    """What can be listed."""
+
+    methods = "methods"
+    models = "models"
+    datasets = "datasets"
+    partitions = "partitions"
+    codecs = "codecs"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"laconic {version('laconic')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="The run as a TOML file.", show_default=False)],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: section.key=value.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder in which the run's folder is made.")] = Path("runs"),
+    resume: Annotated[
+        bool, typer.Option(help="Go on from the newest checkpoint (or start, if there is none).")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option(help="Start over where a run of this name exists.")] = False,
+    workers: Annotated[str | None, typer.Option(help="Worker processes: a number or 'auto'.")] = None,
+    quiet: Annotated[bool, typer.Option(help="Print nothing but errors.")] = False,
+) -> None:
+    """Run a federated training."""
+    from laconic.config import experiment_from, read_table
+    from laconic.progress import Display, size
+
+    overrides = list(set_ or [])
+    if workers is not None:
+        overrides.append(f"run.workers={workers}")
+    experiment = experiment_from(read_table(file, overrides))
+    console = Console(stderr=True, quiet=quiet)
+    display = Display(console)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        result = experiment.run(out=out, resume=resume, overwrite=overwrite, observer=display)
+    except KeyboardInterrupt:
+        display.close()
+        typer.echo(f"interrupted; go on with: {_again()}", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        display.close()
+    if not quiet:
+        summary = result.summary
+        table = Table(show_header=False, box=None, pad_edge=False)
+        for label, value in (
+            ("method", f"{summary['method']}, {summary['model']} ({summary['parameters']:,} parameters)"),
+            ("accuracy", _percent(summary, "global_accuracy")),
+            ("local accuracy", _percent(summary, "local_accuracy")),
+            ("up", f"{size(summary['bytes_up'])}, {summary['bits_per_parameter_up']:.2f} bits per parameter"),
+            ("down", f"{size(summary['bytes_down'])}, {summary['bits_per_parameter_down']:.2f} bits per parameter"),
+            ("time", f"{summary['seconds']:.1f} s"),
+            ("state", summary["state_sha256"][:16]),
+            ("files", str(result.directory)),
+        ):
+            table.add_row(label, value)
+        Console().print(table, highlight=False)
+
+
+@app.command("list")
+def list_(what: Annotated[Catalogue, typer.Argument(help="Which catalogue.", show_default=False)]) -> None:
+    """List what there is, with a line each and where it lives."""
+    from laconic.codecs import codecs
+    from laconic.data import partitions, sources
+    from laconic.methods import methods
+    from laconic.models import models
+
+    catalogues: dict[str, Any] = {
+        "methods": methods,
+        "models": models,
+        "datasets": sources,
+        "partitions": partitions,
+        "codecs": codecs,
+    }
+    table = Table(box=None, pad_edge=False)
+    for heading in (what.value, "what it is", "where it lives"):
+        table.add_column(heading, overflow="fold")
+    for row in catalogues[what.value].lines():
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 160).print(table, highlight=False, markup=False)
+
+
+def main() -> NoReturn:
+    """The entry point: errors that the user can mend become one sentence and exit code 2."""
+    from laconic.core.errors import UserError
+
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    try:
+        app()
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _again() -> str:
+    words = [Path(sys.argv[0]).name, *(word for word in sys.argv[1:] if word not in ("--resume", "--overwrite"))]
+    return " ".join([*words, "--resume"])
+
+
+def _percent(summary: dict[str, Any], key: str) -> str:
+    value = summary.get(key)
+    return "-" if value is None else f"{100 * value:.2f} %"

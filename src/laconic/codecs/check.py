@@ -1,0 +1,163 @@
+"""The laws that every codec obeys, one's own included: `check_codec` examines them, `fuzz` attacks the decoder."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from laconic.codecs.wire import Direction, Header, seal, unseal
+from laconic.core import Codec, Key, PayloadError, Shared, Spec, Tree, spec_of, tree_sha256
+
+_SPECIAL = [np.float32(v).tobytes() for v in (math.nan, math.inf, -math.inf, 1e-45, -0.0, 3e38, -1.0)]
+_SPECIAL += [b"\xff" * 10, b"\x80" * 10 + b"\x01", b"\xff" * 4, bytes(4), (2**63).to_bytes(8, "little")]
+
+
+def check_codec(codec: Codec, *, tree: Tree | None = None, seed: int = 0, mutants: int = 200) -> None:
+    """Raise `AssertionError` with the law that a codec breaks, if it breaks one.
+
+    1. What is decoded has the names, shapes and types of the spec, and finite values; leaves that are not
+       floating-point come back exactly. A tree of zeros comes back as zeros.
+    2. Same tree, same key, same state: same bytes and same new state; same bytes, same tree.
+    3. Inputs are not changed. `init_state` names what `encode` returns as state.
+    4. NaN and infinite values are refused with `PayloadError`.
+    5. Every prefix of a payload, every frame that is cut, and every payload with a byte more is refused with
+       `PayloadError`; altered payloads raise `PayloadError` or decode to a proper tree, and raise nothing else.
+
+    >>> from laconic.codecs import eden, topk
+    >>> check_codec(topk(0.1) | eden(2.5))
+    """
+    key = Key.from_seed(seed)
+    for name, example in _examples(key).items() if tree is None else [("the given tree", tree)]:
+        _check_round_trip(codec, example, Shared(key.fold_in(name)), name)
+        _check_refusals(codec, example, Shared(key.fold_in(name)), name)
+    example = _examples(key)["mixed"] if tree is None else tree
+    fuzz(codec, example, mutants=mutants, seed=seed)
+
+
+class FuzzReport(NamedTuple):
+    """What became of the mutants."""
+
+    refused: int
+    decoded: int
+    slowest_seconds: float
+
+
+def fuzz(codec: Codec, tree: Tree, *, mutants: int, seed: int = 0) -> FuzzReport:
+    """Decode altered payloads; `AssertionError` if anything but `PayloadError` or a proper tree comes out."""
+    shared, spec = Shared(Key.from_seed(seed)), spec_of(tree)
+    blob, _ = codec.encode(tree, shared, codec.init_state(spec))
+    refused, slowest = 0, 0.0
+    for mutant in mutated(blob, mutants, np.random.default_rng(seed)):
+        began = time.perf_counter()
+        try:
+            decoded = codec.decode(mutant, spec, shared)
+        except PayloadError:
+            refused += 1
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise AssertionError(f"{codec.text}: {error!r} on the payload {mutant.hex()}") from error
+        else:
+            _check_proper(decoded, spec, f"{codec.text}: on the payload {mutant.hex()}")
+        slowest = max(slowest, time.perf_counter() - began)
+    return FuzzReport(refused, mutants - refused, slowest)
+
+
+def mutated(blob: bytes, count: int, random: np.random.Generator) -> Iterator[bytes]:
+    """Payloads that differ from an honest one in the ways that break decoders."""
+    for _ in range(count):
+        mutant = bytearray(blob)
+        for _ in range(1 + int(random.integers(3)) ** 2):
+            # Side information stands at the beginning of what it belongs to: look there more often than elsewhere.
+            reach = len(mutant) if random.random() < 0.5 else min(len(mutant), 24)
+            at, size = int(random.integers(reach + 1)), int(random.integers(1, 9))
+            kind = int(random.integers(8))
+            if kind == 0 and at < len(mutant):
+                mutant[at] ^= 1 << int(random.integers(8))
+            elif kind == 1 and at < len(mutant):
+                mutant[at] = int(random.choice([0, 1, 0x7F, 0x80, 0xFE, 0xFF]))
+            elif kind == 2:
+                special = _SPECIAL[int(random.integers(len(_SPECIAL)))]
+                mutant[at : at + len(special)] = special
+            elif kind == 3:
+                mutant[at : at + size] = random.bytes(size)
+            elif kind == 4:
+                del mutant[at : at + size]
+            elif kind == 5:
+                mutant[at:at] = random.bytes(size)
+            elif kind == 6:
+                mutant[at : at + 4 * size] = bytes(4 * size)
+            else:
+                mutant = mutant[:at] if random.random() < 0.5 else mutant + mutant[at : at + size]
+        yield bytes(mutant)
+
+
+def _examples(key: Key) -> dict[str, Tree]:
+    random = key.fold_in("examples").torch()
+    return {
+        "mixed": {
+            "weight": torch.randn(40, 30, generator=random),
+            "mask": torch.rand(21, generator=random) < 0.3,
+            "bias": torch.randn(7, generator=random, dtype=torch.float64),
+            "count": torch.tensor([[3, -1]], dtype=torch.int32),
+            "empty": torch.zeros(0, 3),
+        },
+        "one value": {"weight": torch.tensor([-0.7])},
+        "constant": {"weight": torch.full((50,), 0.25)},
+        "zeros": {"weight": torch.zeros(1030), "bias": torch.zeros(3)},
+        "outlier": {"weight": torch.cat([torch.full((1,), 1e20), torch.randn(99, generator=random)])},
+        "no float": {"mask": torch.ones(3, dtype=torch.bool)},
+        "nothing": {},
+    }
+
+
+def _check_round_trip(codec: Codec, tree: Tree, shared: Shared, name: str) -> None:
+    where = f"{codec.text}: {name}"
+    spec = spec_of(tree)
+    state = codec.init_state(spec)
+    before = tree_sha256(tree), tree_sha256(state)
+    blob, after = codec.encode(tree, shared, state)
+    again, after_again = codec.encode(tree, shared, state)
+    assert (tree_sha256(tree), tree_sha256(state)) == before, f"{where}: encode changed its inputs"  # noqa: S101
+    assert again == blob, f"{where}: the same tree, key and state gave other bytes"  # noqa: S101
+    assert tree_sha256(after) == tree_sha256(after_again), f"{where}: … gave another state"  # noqa: S101
+    assert spec_of(after) == spec_of(state), f"{where}: the new state is not like the first one"  # noqa: S101
+    decoded = codec.decode(blob, spec, shared)
+    _check_proper(decoded, spec, where)
+    for leaf in spec:
+        if not spec[leaf].dtype.is_floating_point:
+            assert torch.equal(decoded[leaf], tree[leaf]), f"{where}: {leaf!r} must come back exactly"  # noqa: S101
+    assert tree_sha256(codec.decode(blob, spec, shared)) == tree_sha256(decoded), f"{where}: decodes in two ways"  # noqa: S101
+    if all(not leaf.any() for leaf in tree.values()):
+        assert all(not leaf.any() for leaf in decoded.values()), f"{where}: zeros come back as something"  # noqa: S101
+
+
+def _check_refusals(codec: Codec, tree: Tree, shared: Shared, name: str) -> None:
+    where = f"{codec.text}: {name}"
+    spec = spec_of(tree)
+    blob, _ = codec.encode(tree, shared, codec.init_state(spec))
+    expect: dict[str, int | bytes] = {"codec": codec.id, "round": 1, "client": 2, "fingerprint": bytes(8)}
+    frame = seal(Header(direction=Direction.UP, weight=1, **expect), blob)  # type: ignore[arg-type]
+    for length in range(len(frame)):
+        _must_refuse(
+            lambda length=length: unseal(frame[:length], direction=Direction.UP, **expect),  # type: ignore[misc]
+            f"{where}: a frame of {length} of {len(frame)} bytes",
+        )
+    for wrong in (*(blob[:length] for length in range(len(blob))), blob + b"\0"):
+        _must_refuse(
+            lambda wrong=wrong: codec.decode(wrong, spec, shared),  # type: ignore[misc]
+            f"{where}: a payload of {len(wrong)} instead of {len(blob)} bytes",
+        )
+    for leaf, value in ((leaf, value) for leaf in tree for value in (math.nan, math.inf, -math.inf)):
+        if tree[leaf].is_floating_point() and tree[leaf].numel():
+            bad = {**tree, leaf: tree[leaf].clone()}
+            bad[leaf].view(-1)[-1] = value
+            _must_refuse(
+                lambda bad=bad: codec.encode(bad, shared, codec.init_state(spec)),  # type: ignore[misc]
+                f"{where}: {value} in {leaf!r}",
+            )

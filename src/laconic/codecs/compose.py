@@ -1,0 +1,182 @@
+"""A codec is stages and a coder.
+
+A **stage** turns a vector into another one, or into symbols, and writes what its inverse needs besides; a **coder**
+turns floating-point values or symbols into bytes, exactly. A stage hands its result on by calling `rest`, and gets it
+back by calling `rest`, so that both halves of a stage stand next to each other and read alike::
+
+    @dataclass(frozen=True)
+    class Halve:
+        "Send every second value; the others come back as zero."
+        quantizes = False
+
+        def encode(self, values, key, sink, rest):
+            rest(values[::2])
+
+        def decode(self, source, size, key, rest):
+            values = torch.zeros(size)
+            values[::2] = rest((size + 1) // 2)
+            return values
+
+    halve = Pipeline((Halve(),), Floats("float16"), text="halve", id=CodecId.CUSTOM)
+
+Such a codec goes wherever one of the catalogue goes, `halve | eden(2)` too; `laconic.testing.check_codec` examines it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from laconic.codecs.stream import Sink, Source
+from laconic.codecs.vector import floating, from_vector, read_exact, to_vector, write_exact
+from laconic.codecs.wire import CodecId
+from laconic.core import ConfigError, Key, Shared, Spec, Tree, num_values, spec_of
+
+
+class Write(Protocol):
+    """The rest of a pipeline, writing."""
+
+    def __call__(self, values: Tensor, alphabet: int = 0) -> None:
+        """Write values, or symbols in [0, alphabet)."""
+        ...
+
+
+class Read(Protocol):
+    """The rest of a pipeline, reading."""
+
+    def __call__(self, size: int, alphabet: int = 0) -> Tensor:
+        """Read `size` values, or as many symbols in [0, alphabet)."""
+        ...
+
+
+class Stage(Protocol):
+    """One step from values to bytes, and back. A frozen dataclass; all randomness comes from `key`.
+
+    What only the sender draws (stochastic rounding) may come from `key.torch()`; what both ends draw (a rotation, a
+    pattern) comes from `key.numpy()`. `decode` knows the size from the spec; what it reads from `source` it checks.
+    A stage may call `rest` several times, or not at all.
+    """
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether it hands on symbols, so that no other stage can follow."""
+        ...
+
+    def encode(self, values: Tensor, key: Key, sink: Sink, rest: Write) -> None:
+        """Write side information to `sink` and hand the new values or symbols to `rest`."""
+        ...
+
+    def decode(self, source: Source, size: int, key: Key, rest: Read) -> Tensor:
+        """Read side information, get values or symbols from `rest`, and give `size` float32 values back."""
+        ...
+
+
+class Coder(Protocol):
+    """An exact code: what `encode` wrote, `decode` reads, bit for bit."""
+
+    def encode(self, values: Tensor, alphabet: int, sink: Sink) -> None:
+        """Write symbols in [0, alphabet), or floating-point values where `alphabet` is 0."""
+        ...
+
+    def decode(self, source: Source, size: int, alphabet: int) -> Tensor:
+        """Read `size` of them; `PayloadError` on anything that `encode` does not write."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Stages, then a coder, on all floating-point leaves as one vector, or on each by itself (`per_leaf`).
+
+    Leaves of other types pass losslessly. The state is empty: wrap it in `ef` for error feedback.
+
+    >>> import torch
+    >>> from laconic.codecs import topk, eden
+    >>> codec = topk(0.1) | eden(4)
+    >>> tree, shared = {"w": torch.randn(100, 10)}, Shared(Key.from_seed(0))
+    >>> blob, _ = codec.encode(tree, shared, {})
+    >>> decoded = codec.decode(blob, spec_of(tree), shared)
+    >>> int((decoded["w"] != 0).sum()), len(blob) < 200
+    (100, True)
+    """
+
+    stages: tuple[Stage, ...]
+    coder: Coder
+    text: str
+    id: int
+    per_leaf: bool = False
+
+    def __post_init__(self) -> None:
+        if any(stage.quantizes for stage in self.stages[:-1]):
+            raise ConfigError(f"{self.text}: nothing can follow a stage that quantizes.")
+
+    def __or__(self, then: Pipeline) -> Pipeline:
+        """This codec's stages, then those of another, and its coder."""
+        if not self.stages or self.stages[-1].quantizes:
+            raise ConfigError(f"{self.text} | {then.text}: {self.text} ends in bytes, nothing can follow it.")
+        return replace(
+            self,
+            stages=self.stages + then.stages,
+            coder=then.coder,
+            text=f"{self.text} | {then.text}",
+            id=CodecId.CHAIN,
+            per_leaf=self.per_leaf or then.per_leaf,
+        )
+
+    def init_state(self, spec: Spec) -> Tree:
+        """Nothing is remembered."""
+        return {}
+
+    def encode(self, tree: Tree, shared: Shared, state: Tree) -> tuple[bytes, Tree]:
+        """The payload of a tree."""
+        return self._written(tree, shared).getvalue(), state
+
+    def entropy_bits(self, tree: Tree, shared: Shared) -> float:
+        """The empirical entropy of what is sent, in bits: symbols by their frequencies, all else by its length."""
+        return self._written(tree, shared).ideal_bits
+
+    def decode(self, blob: bytes, spec: Spec, shared: Shared) -> Tree:
+        """The tree that a payload stands for."""
+        source = Source(blob)
+        decoded: Tree = {}
+        for key, part in self._parts(spec, shared.key):
+            decoded |= from_vector(self._reader(source, key)(num_values(part)), part)
+        decoded |= read_exact(source, spec)
+        source.finish()
+        return {name: decoded[name] for name in spec}
+
+    def _parts(self, spec: Spec, key: Key) -> list[tuple[Key, Spec]]:
+        leaves = floating(spec)
+        if self.per_leaf:
+            return [(key.fold_in(name), {name: leaf}) for name, leaf in leaves.items()]
+        return [(key, leaves)]
+
+    def _written(self, tree: Tree, shared: Shared) -> Sink:
+        sink = Sink()
+        for key, part in self._parts(spec_of(tree), shared.key):
+            self._writer(sink, key)(to_vector({name: tree[name] for name in part}))
+        write_exact(tree, sink)
+        return sink
+
+    def _writer(self, sink: Sink, key: Key, depth: int = 0) -> Write:
+        def write(values: Tensor, alphabet: int = 0) -> None:
+            if not len(values):
+                return
+            if depth == len(self.stages):
+                self.coder.encode(values, alphabet, sink)
+            else:
+                self.stages[depth].encode(values, key.fold_in(depth), sink, self._writer(sink, key, depth + 1))
+
+        return write
+
+    def _reader(self, source: Source, key: Key, depth: int = 0) -> Read:
+        def read(size: int, alphabet: int = 0) -> Tensor:
+            if not size:
+                return torch.zeros(0)
+            if depth == len(self.stages):
+                return self.coder.decode(source, size, alphabet)
+            return self.stages[depth].decode(source, size, key.fold_in(depth), self._reader(source, key, depth + 1))
+
+        return read

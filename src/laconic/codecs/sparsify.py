@@ -1,0 +1,112 @@
+"""Sparsifiers: some values travel, the others come back as zero."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from laconic.codecs.compose import Read, Write
+from laconic.codecs.draws import words
+from laconic.codecs.entropy import Indices, read_indices, write_indices
+from laconic.codecs.stream import Sink, Source
+from laconic.codecs.vector import saturate
+from laconic.core import ConfigError, Key
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The values of largest magnitude, a given fraction of all; of equal ones the first. Where they are is coded."""
+
+    fraction: float
+    quantizes: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_fraction("TopK", self.fraction)
+
+    def encode(self, values: Tensor, key: Key, sink: Sink, rest: Write) -> None:
+        """Indices, then values."""
+        index = largest(values.abs().numpy(), kept(len(values), self.fraction))
+        write_indices(sink, index, len(values))
+        rest(values[torch.from_numpy(index)])
+
+    def decode(self, source: Source, size: int, key: Key, rest: Read) -> Tensor:
+        """Values at their indices."""
+        return scatter(read_indices(source, kept(size, self.fraction), size), size, rest)
+
+
+@dataclass(frozen=True)
+class RandomK:
+    """A random fraction of the values, each divided by that fraction: unbiased. Both ends draw the same pattern."""
+
+    fraction: float
+    quantizes: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_fraction("RandomK", self.fraction)
+
+    def encode(self, values: Tensor, key: Key, sink: Sink, rest: Write) -> None:
+        """Values."""
+        index = self._pattern(len(values), key)
+        rest(saturate(values[torch.from_numpy(index)] * (len(values) / len(index))))
+
+    def decode(self, source: Source, size: int, key: Key, rest: Read) -> Tensor:
+        """Values at the indices of the pattern."""
+        return scatter(self._pattern(size, key), size, rest)
+
+    def _pattern(self, size: int, key: Key) -> Indices:
+        return largest(words(key, size), kept(size, self.fraction))
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The values whose magnitude is above `level`; with level 0 nothing is lost. How many and where is coded."""
+
+    level: float = 0.0
+    quantizes: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.level < math.inf:
+            raise ConfigError(f"Threshold.level must be 0 or positive, got {self.level}.")
+
+    def encode(self, values: Tensor, key: Key, sink: Sink, rest: Write) -> None:
+        """Count, indices, then values."""
+        index = np.flatnonzero(values.abs().numpy() > self.level)
+        sink.write_uint(len(index))
+        write_indices(sink, index, len(values))
+        rest(values[torch.from_numpy(index)])
+
+    def decode(self, source: Source, size: int, key: Key, rest: Read) -> Tensor:
+        """Values at their indices."""
+        return scatter(read_indices(source, source.read_uint(size), size), size, rest)
+
+
+def kept(size: int, fraction: float) -> int:
+    """How many of `size` values are a fraction of them: at least one."""
+    return max(1, math.floor(fraction * size + 0.5))
+
+
+def largest(scores: npt.NDArray[np.float32] | npt.NDArray[np.uint32], count: int) -> Indices:
+    """The indices of the largest scores, in increasing order; of equal scores the first."""
+    bar = np.partition(scores, len(scores) - count)[len(scores) - count]
+    keep = scores >= bar
+    if surplus := int(np.count_nonzero(keep)) - count:
+        keep[np.flatnonzero(scores == bar)[-surplus:]] = False
+    return np.flatnonzero(keep)
+
+
+def scatter(index: Indices, size: int, rest: Read) -> Tensor:
+    """A vector of zeros with what `rest` gives at some indices."""
+    values = torch.zeros(size)
+    values[torch.from_numpy(index)] = rest(len(index))
+    return values
+
+
+def _check_fraction(stage: str, fraction: float) -> None:
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"{stage}.fraction must be above 0 and at most 1, got {fraction}.")

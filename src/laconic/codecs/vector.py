@@ -1,0 +1,101 @@
+"""Trees as vectors: all floating-point leaves in one, and the exact leaves beside it.
+
+A codec works on one vector of float32 values, the floating-point leaves in the order of the spec. Leaves of other
+types (masks, counts) pass losslessly, after the vector, also in the order of the spec: bool as bits, the others as
+they lie in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from laconic.codecs.stream import Bytes, Sink, Source
+from laconic.core import Leaf, PayloadError, Spec, Tree, leaf_bytes
+
+
+def floating(spec: Mapping[str, Leaf]) -> Spec:
+    """The leaves that are quantised."""
+    return {name: leaf for name, leaf in spec.items() if leaf.dtype.is_floating_point}
+
+
+def to_vector(tree: Mapping[str, Tensor]) -> Tensor:
+    """Floating-point leaves, one after the other, as one new float32 vector of finite values.
+
+    A float64 value beyond the range of float32 becomes the largest float32. NaN and infinities are refused.
+
+    >>> to_vector({"w": torch.ones(2, 1), "b": torch.zeros(1, dtype=torch.float64)})
+    tensor([1., 1., 0.])
+    """
+    leaves = [leaf.detach().reshape(-1) for leaf in tree.values() if leaf.is_floating_point()]
+    if not leaves:
+        return torch.zeros(0)
+    vector = torch.cat([leaf.to("cpu", torch.float32) for leaf in leaves])
+    if not all_finite(vector):
+        for name, leaf in tree.items():
+            if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+                raise PayloadError("non_finite", f"{name!r} holds NaN or infinite values and cannot be sent")
+        saturate(vector)
+    return vector
+
+
+def from_vector(vector: Tensor, spec: Mapping[str, Leaf]) -> Tree:
+    """The floating-point leaves of a spec, cut from a vector. Leaves of float32 share its memory."""
+    if not all_finite(vector):
+        for name, part in _cut(vector, spec).items():
+            if not bool(part.isfinite().all()):
+                raise PayloadError("non_finite", f"{name!r} would hold NaN or infinite values")
+    return {name: part.to(spec[name].dtype) for name, part in _cut(vector, spec).items()}
+
+
+def all_finite(vector: Tensor) -> bool:
+    """Whether no value is NaN or infinite. One pass in the usual case: a sum that is finite has finite terms."""
+    return bool(vector.sum(dtype=torch.float32).isfinite()) or bool(vector.isfinite().all())
+
+
+def saturate(vector: Tensor) -> Tensor:
+    """Infinities become the largest value of the type, in place."""
+    limit = torch.finfo(vector.dtype).max
+    return vector.clamp_(-limit, limit)
+
+
+def write_exact(tree: Mapping[str, Tensor], sink: Sink) -> None:
+    """The leaves that are not floating-point, losslessly."""
+    for leaf in tree.values():
+        if not leaf.is_floating_point():
+            packed = leaf.dtype == torch.bool
+            sink.write(
+                np.packbits(leaf.detach().cpu().numpy(), bitorder="little").tobytes() if packed else leaf_bytes(leaf)
+            )
+
+
+def read_exact(source: Source, spec: Mapping[str, Leaf]) -> Tree:
+    """What `write_exact` wrote."""
+    return {name: _exact(source, leaf) for name, leaf in spec.items() if not leaf.dtype.is_floating_point}
+
+
+def unpack_bits(packed: Bytes, size: int) -> Bytes:
+    """`size` bits, least significant first; the spare bits of the last byte must be 0."""
+    if size % 8 and packed[-1] >> (size % 8):
+        raise PayloadError("padding", "the spare bits after the last symbol must be 0")
+    return np.unpackbits(packed, count=size, bitorder="little")
+
+
+def _exact_bytes(leaf: Leaf) -> int:
+    return -(-leaf.size // 8) if leaf.dtype == torch.bool else leaf.num_bytes
+
+
+def _exact(source: Source, leaf: Leaf) -> Tensor:
+    raw = source.array(_exact_bytes(leaf))
+    if leaf.dtype == torch.bool:
+        return torch.from_numpy(unpack_bits(raw, leaf.size)).view(torch.bool).reshape(leaf.shape)
+    return torch.from_numpy(raw.copy()).view(leaf.dtype).reshape(leaf.shape)
+
+
+def _cut(vector: Tensor, spec: Mapping[str, Leaf]) -> Tree:
+    leaves = floating(spec)
+    parts = torch.split(vector, [leaf.size for leaf in leaves.values()])
+    return {name: part.view(leaf.shape) for (name, leaf), part in zip(leaves.items(), parts, strict=True)}

@@ -1,0 +1,66 @@
+"""The clients' data: datasets, partitions and the federation that they make."""
+
+from laconic.data.adult import adult
+from laconic.data.assignment import Assignment, Examples, Ragged
+from laconic.data.digits import digits
+from laconic.data.dirichlet import dirichlet, dirichlet_per_class, pachinko
+from laconic.data.federation import Federation
+from laconic.data.partition import (
+    PartitionSpec,
+    assign,
+    cmax,
+    even,
+    groups,
+    iid,
+    label_shards,
+    partitions,
+    sorted_shards,
+)
+from laconic.data.sources import (
+    cifar10,
+    cifar100,
+    emnist,
+    fashion_mnist,
+    femnist,
+    gtsrb,
+    mnist,
+    mnist_by_writer,
+    parquet,
+    sources,
+    svhn,
+)
+from laconic.data.synthetic import linear_teachers, synthetic
+
+__all__ = [
+    "Assignment",
+    "Examples",
+    "Federation",
+    "PartitionSpec",
+    "Ragged",
+    "adult",
+    "assign",
+    "cifar10",
+    "cifar100",
+    "cmax",
+    "digits",
+    "dirichlet",
+    "dirichlet_per_class",
+    "emnist",
+    "even",
+    "fashion_mnist",
+    "femnist",
+    "groups",
+    "gtsrb",
+    "iid",
+    "label_shards",
+    "linear_teachers",
+    "mnist",
+    "mnist_by_writer",
+    "pachinko",
+    "parquet",
+    "partitions",
+    "sorted_shards",
+    "sources",
+    "svhn",
+    "synthetic",
+]

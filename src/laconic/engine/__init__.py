@@ -1,0 +1,53 @@
+"""The engine: carries the bytes and counts them. The only part of laconic that sees both methods and codecs."""
+
+from laconic.engine.checkpoint import Checkpoints
+from laconic.engine.cohort import sample_cohort
+from laconic.engine.ledger import Ledger
+from laconic.engine.round import (
+    Agreement,
+    Link,
+    Score,
+    Turn,
+    client_round,
+    evaluate,
+    open_reply,
+    receive,
+    send,
+    server_round,
+    to_everyone,
+)
+from laconic.engine.run import Observer, Run, RunDirectory, Silent, execute, versions
+from laconic.engine.simulate import Record, Rejection, Schedule, Simulation, State, simulate
+from laconic.engine.store import ClientStore, pack, unpack
+
+__all__ = [
+    "Agreement",
+    "Checkpoints",
+    "ClientStore",
+    "Ledger",
+    "Link",
+    "Observer",
+    "Record",
+    "Rejection",
+    "Run",
+    "RunDirectory",
+    "Schedule",
+    "Score",
+    "Silent",
+    "Simulation",
+    "State",
+    "Turn",
+    "client_round",
+    "evaluate",
+    "execute",
+    "open_reply",
+    "pack",
+    "receive",
+    "sample_cohort",
+    "send",
+    "server_round",
+    "simulate",
+    "to_everyone",
+    "unpack",
+    "versions",
+]

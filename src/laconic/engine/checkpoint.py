@@ -1,0 +1,133 @@
+"""Checkpoints: a safetensors file, and a JSON manifest whose appearance makes it count.
+
+The manifest holds the sha256 of the tensors and of itself, so that a cut or altered checkpoint is noticed and the one
+before is used. Kept are the newest two and the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from laconic.core import RunError, Tree, prefixed, subtree
+from laconic.engine.files import TEMPORARY, write_atomically
+from laconic.engine.ledger import Ledger
+from laconic.engine.round import Score
+from laconic.engine.simulate import State
+from laconic.engine.store import ClientStore
+
+_FORMAT = 1
+log = logging.getLogger("laconic")
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, state: State, notes: Mapping[str, Any]) -> None:
+        """Write the state, then let older checkpoints go."""
+        tensors = safetensors.torch.save(_tensors(state))
+        body = {
+            "format": _FORMAT,
+            "round": state.round,
+            "tensors_sha256": hashlib.sha256(tensors).hexdigest(),
+            "ledger": state.ledger.as_dict(),
+            "local": {str(client): asdict(score) for client, score in sorted(state.local.items())},
+            "notes": dict(notes),
+        }
+        write_atomically(self._tensors(state.round), tensors)
+        write_atomically(self._manifest(state.round), _signed(body))
+        self._prune()
+
+    def load(self) -> tuple[State, dict[str, Any]] | None:
+        """The newest sound checkpoint and its notes; None if there is none at all.
+
+        A damaged one is passed over with a warning; if all are damaged, that is an error.
+        """
+        rounds = self._rounds()
+        for number in reversed(rounds):
+            try:
+                return self._read(number)
+            except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+                log.warning("checkpoint %s is damaged (%s); trying the one before", self._manifest(number), error)
+        if rounds:
+            raise RunError(
+                f"none of the {len(rounds)} checkpoints in {self.folder} can be read; "
+                "start again without --resume, under another name or with --overwrite."
+            )
+        return None
+
+    def _read(self, round: int) -> tuple[State, dict[str, Any]]:
+        body = json.loads(self._manifest(round).read_bytes())
+        stated = body.pop("sha256")
+        if hashlib.sha256(_canonical(body)).hexdigest() != stated:
+            raise ValueError("its manifest does not match its hash")
+        if body["format"] != _FORMAT:
+            raise ValueError(f"it has format {body['format']}, this version reads {_FORMAT}")
+        tensors = self._tensors(round).read_bytes()
+        if hashlib.sha256(tensors).hexdigest() != body["tensors_sha256"]:
+            raise ValueError("its tensors do not match their hash")
+        tree = dict(safetensors.torch.load(tensors))
+        state = State(
+            round=body["round"],
+            server=subtree("server", tree),
+            personal=_store(subtree("personal", tree)),
+            codec=_store(subtree("codec", tree)),
+            local={int(client): Score(**score) for client, score in body["local"].items()},
+            ledger=Ledger(**body["ledger"]),
+        )
+        # safetensors orders leaves by its own rule; the order of the server's leaves is part of the state.
+        state.server = {name: state.server[name] for name in body["notes"]["leaves"]}
+        return state, body["notes"]
+
+    def _rounds(self) -> list[int]:
+        return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.json"))
+
+    def _prune(self) -> None:
+        for number in self._rounds()[1:-2]:
+            self._manifest(number).unlink(missing_ok=True)
+            self._tensors(number).unlink(missing_ok=True)
+        for path in self.folder.glob(f"{TEMPORARY}*"):
+            path.unlink(missing_ok=True)
+
+    def _manifest(self, round: int) -> Path:
+        return self.folder / f"round-{round:06d}.json"
+
+    def _tensors(self, round: int) -> Path:
+        return self.folder / f"round-{round:06d}.safetensors"
+
+
+def _tensors(state: State) -> Tree:
+    tree = prefixed("server", {name: leaf.contiguous() for name, leaf in state.server.items()})
+    for kind, store in (("personal", state.personal), ("codec", state.codec)):
+        for client, packed in store.items():
+            tree[f"{kind}/{client}"] = torch.from_numpy(np.frombuffer(packed, dtype=np.uint8).copy())
+    return tree
+
+
+def _store(tree: Tree) -> ClientStore:
+    store = ClientStore()
+    for client, packed in tree.items():
+        store[int(client)] = packed.numpy().tobytes()
+    return store
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _signed(body: Mapping[str, Any]) -> bytes:
+    # What is hashed is what a reader gets back, so that it does not matter how numbers are printed.
+    body = json.loads(_canonical(body))
+    return _canonical({**body, "sha256": hashlib.sha256(_canonical(body)).hexdigest()})

@@ -1,0 +1,239 @@
+"""A round, defined once. Every engine carries these bytes; none has a loop of its own.
+
+::
+
+    server state ─broadcast─► tree ─encode(down)─► frame ═══► decode ─► tree
+                                                                         │ + personal state + client data
+                                                                    client_update
+                                                                         │
+    server state ◄─server_update─ tree ◄─decode─ frame ◄═══ encode(up) ──┘
+
+What is counted is `len(frame)`, in both directions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+
+from laconic.codecs.wire import BROADCAST, Direction, Header, seal, unseal
+from laconic.core import (
+    ClientData,
+    ClientInfo,
+    Codec,
+    Key,
+    Method,
+    Part,
+    PayloadError,
+    Predictor,
+    Reply,
+    Shared,
+    Task,
+    Tree,
+    describe,
+    isolated,
+)
+
+EVERYONE = ClientInfo(id=BROADCAST, round=0, examples=0)
+"""Whom a broadcast is for that all clients share."""
+_CHUNK = 500  # examples per forward pass of an evaluation: fixed, so that sums don't depend on the machine
+
+
+@dataclass(frozen=True)
+class Link:
+    """The pair of codecs."""
+
+    up: Codec
+    down: Codec
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What both ends of a run agree on: method (bound to its task), link, and the root of all keys."""
+
+    method: Method
+    link: Link
+    key: Key
+    max_examples: int = 10_000_000
+    """The largest weight that a client may claim in a weighted average."""
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """Eight bytes that differ when model, method, codecs or seed differ."""
+        parts = (
+            describe(self.method.task.spec),
+            self.method.name,
+            self.link.up.text,
+            self.link.down.text,
+            self.key.digest.hex(),
+        )
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).digest()
+
+    def round_key(self, round: int) -> Key:
+        """What all parties of a round share."""
+        return self.key.fold_in("round", round)
+
+    def client_key(self, client: ClientInfo) -> Key:
+        """What the server and one client share in a round."""
+        return self.round_key(client.round).fold_in("client", client.id)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Sums over examples: loss and metrics. Scores add up."""
+
+    examples: int
+    sums: Mapping[str, float]
+
+    def __add__(self, other: Score) -> Score:
+        names = self.sums or other.sums
+        return Score(self.examples + other.examples, {n: self.sums.get(n, 0.0) + other.sums.get(n, 0.0) for n in names})
+
+    def means(self) -> dict[str, float]:
+        """Figures per example."""
+        return {name: total / self.examples for name, total in self.sums.items()} if self.examples else {}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A client's turn as the engine sees it: the frame that it sends and what it keeps."""
+
+    frame: bytes
+    personal: Tree
+    codec_state: Tree
+    local: Score | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+# --- the server's first half -----------------------------------------------------------------------------------------
+
+
+def send(agreement: Agreement, server: Tree, client: ClientInfo) -> tuple[bytes, Tree]:
+    """The frame that goes down, and the tree that whoever gets it will decode: lossy codecs change it."""
+    key = agreement.round_key(client.round)
+    shared = Shared(key.fold_in("down", client.id))
+    codec = agreement.link.down
+    tree = agreement.method.broadcast(server, client, key)
+    payload, _ = codec.encode(tree, shared, {})
+    header = Header(
+        direction=Direction.DOWN,
+        codec=codec.id,
+        round=client.round,
+        client=client.id,
+        fingerprint=agreement.fingerprint,
+        weight=0,
+    )
+    return seal(header, payload), codec.decode(payload, agreement.method.broadcast_spec(client, key), shared)
+
+
+def to_everyone(round: int) -> ClientInfo:
+    """The addressee of a broadcast that all clients of a round share."""
+    return replace(EVERYONE, round=round)
+
+
+# --- the client ------------------------------------------------------------------------------------------------------
+
+
+def receive(agreement: Agreement, frame: bytes, client: ClientInfo) -> Tree:
+    """What a client decodes from the frame that came down."""
+    key = agreement.round_key(client.round)
+    codec = agreement.link.down
+    _, payload = unseal(
+        frame,
+        direction=Direction.DOWN,
+        codec=codec.id,
+        round=client.round,
+        client=client.id,
+        fingerprint=agreement.fingerprint,
+    )
+    spec = agreement.method.broadcast_spec(client, key)
+    return codec.decode(payload, spec, Shared(key.fold_in("down", client.id)))
+
+
+def client_round(
+    agreement: Agreement,
+    received: Tree,
+    client: ClientInfo,
+    personal: Tree,
+    codec_state: Tree,
+    data: ClientData,
+    *,
+    judge: bool = True,
+) -> Turn:
+    """A client's turn: learn, judge the outcome on the client's own test data, encode what is to be sent."""
+    began = time.perf_counter()
+    method, codec, key = agreement.method, agreement.link.up, agreement.client_key(client)
+    with isolated(key.fold_in("torch")):
+        update = method.client_update(received, personal, data, client, key)
+        local = evaluate(method.task, update.fitted, data.test) if judge and update.fitted is not None else None
+    payload, codec_state = codec.encode(update.message, Shared(key.fold_in("up"), received), codec_state)
+    header = Header(
+        direction=Direction.UP,
+        codec=codec.id,
+        round=client.round,
+        client=client.id,
+        fingerprint=agreement.fingerprint,
+        weight=len(data.train),
+    )
+    seconds = time.perf_counter() - began
+    return Turn(seal(header, payload), update.personal, codec_state, local, update.metrics, seconds)
+
+
+# --- the server's second half ----------------------------------------------------------------------------------------
+
+
+def open_reply(agreement: Agreement, frame: bytes, received: Tree, client: ClientInfo) -> Reply:
+    """Decode and check a client's frame; `PayloadError` says why it is refused."""
+    codec = agreement.link.up
+    try:
+        header, payload = unseal(
+            frame,
+            direction=Direction.UP,
+            codec=codec.id,
+            round=client.round,
+            client=client.id,
+            fingerprint=agreement.fingerprint,
+        )
+        if not 1 <= header.weight <= agreement.max_examples:
+            raise PayloadError("weight", f"a weight of {header.weight}, but 1 to {agreement.max_examples} are allowed")
+        shared = Shared(agreement.client_key(client).fold_in("up"), received)
+        message = codec.decode(payload, agreement.method.message_spec(received), shared)
+    except PayloadError as error:
+        raise error.at(client=client.id, round=client.round) from None
+    return Reply(replace(client, examples=header.weight), message, received)
+
+
+def server_round(agreement: Agreement, server: Tree, replies: Iterable[Reply], round: int) -> Tree:
+    """The server's new state."""
+    return agreement.method.server_update(server, replies, agreement.round_key(round).fold_in("server"))
+
+
+# --- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def evaluate(task: Task, predictor: Predictor, part: Part) -> Score:
+    """Loss and metrics of a predictor on some examples."""
+    sums = dict.fromkeys(("loss", *task.metrics), 0.0)
+    if not len(part):
+        return Score(0, sums)
+    training = predictor.training
+    predictor.eval()
+    with torch.no_grad():
+        for x, y in part.batches(_CHUNK):
+            output, target = predictor(x.to(task.device)), y.to(task.device)
+            sums["loss"] += float(task.loss(output, target)) * len(y)
+            for name, metric in task.metrics.items():
+                sums[name] += float(metric(output, target).sum())
+    predictor.train(training)
+    return Score(len(part), sums)
+
+
+def chunks(part: Part) -> list[Part]:
+    """A part in the pieces in which it is evaluated, wherever that is done."""
+    return [Part(part.x, part.y, rows) for rows in torch.split(part.index, _CHUNK)]

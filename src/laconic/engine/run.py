@@ -1,0 +1,319 @@
+"""A run and the files that it leaves.
+
+::
+
+    <out>/<name>/config.toml        the full resolved configuration
+                 metrics.jsonl      one JSON object per round
+                 summary.json       the figures of the whole run
+                 checkpoints/       where it can be resumed
+                 model.safetensors  the weights of the final predictor
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import safetensors.torch
+import tomli_w
+import torch
+from torch import nn
+
+from laconic.core import ConfigError, RunError, tree_sha256
+from laconic.engine.checkpoint import Checkpoints
+from laconic.engine.files import cannot_write, write_atomically
+from laconic.engine.simulate import Record, Simulation
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_FREE = {"run.workers", "run.checkpoint_every"}  # settings that do not change the result
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run gave: `history` (a record per round), `summary`, and `model`, ready to predict."""
+
+    history: list[Record]
+    summary: dict[str, Any]
+    model: nn.Module
+    directory: Path | None = None
+
+
+class Observer(Protocol):
+    """Whoever watches a run: a progress display, a log."""
+
+    def started(self, *, rounds: int, done: int) -> None:
+        """The run begins, or goes on after `done` rounds."""
+        ...
+
+    def advanced(self, record: Record) -> None:
+        """A round was made."""
+        ...
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        """The run ended well."""
+        ...
+
+
+class Silent:
+    """Watches without a word."""
+
+    def started(self, *, rounds: int, done: int) -> None:
+        """Nothing."""
+
+    def advanced(self, record: Record) -> None:
+        """Nothing."""
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+
+class RunDirectory:
+    """The folder of one run, locked while it is open."""
+
+    def __init__(self, out: Path, name: str) -> None:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                "run.name must be 1 to 100 letters, digits, '.', '_' or '-' and start with a letter or digit, "
+                f"got {name!r}."
+            )
+        self.path = out / name
+        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self._lock: IO[bytes] | None = None
+        self._metrics: IO[bytes] | None = None
+
+    def open(self, config: Mapping[str, Any], *, resume: bool, overwrite: bool = False) -> None:
+        """Lock the folder and make it ready; refuse a folder in use, or one that holds another run."""
+        try:
+            self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("wb")
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+        try:
+            # A POSIX lock: not inherited by forked workers, gone with the process however it ends.
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            self._lock = None
+            raise RunError(
+                f"{self.path} is in use by another process; wait for it or choose another run.name."
+            ) from None
+        written = self.path / "config.toml"
+        if written.exists() and overwrite:
+            shutil.rmtree(self.checkpoints.folder)
+            self.checkpoints.folder.mkdir()
+            for stale in ("metrics.jsonl", "summary.json", "model.safetensors", "config.toml"):
+                (self.path / stale).unlink(missing_ok=True)
+        elif written.exists():
+            if not resume:
+                raise RunError(
+                    f"{self.path} already holds a run; go on with --resume, start over with --overwrite, "
+                    "or choose another run.name."
+                )
+            self._check_same(config, written)
+        write_atomically(written, tomli_w.dumps(_without_none(config)).encode())
+
+    def _check_same(self, config: Mapping[str, Any], written: Path) -> None:
+        import tomllib
+
+        try:
+            old = _flattened(tomllib.loads(written.read_text()))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise RunError(f"{written} cannot be read: {error}.") from None
+        new = _flattened(_without_none(config))
+        for key in sorted({*old, *new} - _FREE):
+            if old.get(key) != new.get(key):
+                raise RunError(
+                    f"cannot resume {self.path}: {key} was {old.get(key)!r} and is {new.get(key)!r} now; "
+                    "restore it, or choose another run.name."
+                )
+
+    def read_history(self, *, num_bytes: int) -> list[Record]:
+        """The records up to a checkpoint; later lines are cut off, for their rounds are made again."""
+        path = self.path / "metrics.jsonl"
+        try:
+            data = path.read_bytes() if path.exists() else b""
+            if len(data) < num_bytes:
+                raise RunError(f"{path} is shorter than its checkpoint says ({len(data)} of {num_bytes} bytes).")
+            if len(data) > num_bytes:
+                os.truncate(path, num_bytes)
+        except OSError as error:
+            raise cannot_write(path, error) from None
+        return [json.loads(line) for line in data[:num_bytes].splitlines()]
+
+    def append(self, record: Record) -> int:
+        """Append a record, flushed; gives the length of the file."""
+        path = self.path / "metrics.jsonl"
+        try:
+            if self._metrics is None:
+                self._metrics = path.open("ab")
+            self._metrics.write(json.dumps(record).encode() + b"\n")
+            self._metrics.flush()
+            return self._metrics.tell()
+        except OSError as error:
+            raise cannot_write(path, error) from None
+
+    def sync(self) -> None:
+        """Make the records durable before a checkpoint relies on them."""
+        if self._metrics is not None:
+            os.fsync(self._metrics.fileno())
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file of the run, whole or not at all."""
+        write_atomically(self.path / name, data)
+
+    def close(self) -> None:
+        """Release the folder."""
+        for file in (self._metrics, self._lock):
+            if file is not None:
+                file.close()
+        self._metrics = self._lock = None
+
+
+def execute(
+    simulation: Simulation,
+    config: Mapping[str, Any],
+    *,
+    facts: Mapping[str, Any],
+    directory: RunDirectory | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    checkpoint_every: int = 10,
+    observer: Observer | None = None,
+) -> Run:
+    """Run to the end, leaving files where a directory is given; interrupted, it can be resumed."""
+    observer = observer or Silent()
+    if directory is None:
+        return _advance(simulation, facts, None, [], 0, checkpoint_every, observer)
+    directory.open(config, resume=resume, overwrite=overwrite)
+    try:
+        history: list[Record] = []
+        num_bytes = 0
+        found = directory.checkpoints.load() if resume else None
+        if found is not None:
+            simulation.state, notes = found
+            num_bytes = notes["metrics_bytes"]
+        history = directory.read_history(num_bytes=num_bytes)
+        return _advance(simulation, facts, directory, history, num_bytes, checkpoint_every, observer)
+    finally:
+        directory.close()
+
+
+def _advance(
+    simulation: Simulation,
+    facts: Mapping[str, Any],
+    directory: RunDirectory | None,
+    history: list[Record],
+    num_bytes: int,
+    checkpoint_every: int,
+    observer: Observer,
+) -> Run:
+    saved = simulation.state.round if directory is not None and history else -1
+
+    def checkpoint() -> None:
+        nonlocal saved
+        if directory is not None and saved != simulation.state.round:
+            directory.sync()
+            notes = {"metrics_bytes": num_bytes, "leaves": list(simulation.state.server)}
+            directory.checkpoints.save(simulation.state, notes)
+            saved = simulation.state.round
+
+    observer.started(rounds=simulation.schedule.rounds, done=simulation.state.round)
+    checkpoint()
+    try:
+        for record in simulation:
+            if directory is not None:
+                num_bytes = directory.append(record)
+            history.append(record)
+            if record["round"] % checkpoint_every == 0:
+                checkpoint()
+            observer.advanced(record)
+    except KeyboardInterrupt:
+        # The last whole round is what is kept: a round that was cut short leaves no trace in the state.
+        if history and history[-1]["round"] == simulation.state.round:
+            checkpoint()
+        raise
+    checkpoint()
+    model = simulation.method.global_model(simulation.state.server)
+    summary = _summary(simulation, facts, history)
+    if directory is not None:
+        weights = {name: leaf.contiguous() for name, leaf in model.state_dict().items()}
+        directory.write("model.safetensors", safetensors.torch.save(weights))
+        directory.write("summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+    observer.finished(summary)
+    return Run(history, summary, model, directory.path if directory is not None else None)
+
+
+def _summary(simulation: Simulation, facts: Mapping[str, Any], history: list[Record]) -> dict[str, Any]:
+    state, method = simulation.state, simulation.method
+    parameters = sum(p.numel() for p in method.task.module.parameters())
+    bits_up, bits_down = state.ledger.bits_per_parameter(parameters)
+    judged: Record = next((record for record in reversed(history) if "local_clients" in record), {})
+    return {
+        "method": method.name,
+        **facts,
+        "parameters": parameters,
+        "rounds": state.round,
+        "clients": simulation.clients.num_clients,
+        "cohort": simulation.schedule.cohort,
+        "seed": simulation.seed,
+        "up": simulation.agreement.link.up.text,
+        "down": simulation.agreement.link.down.text,
+        "global_accuracy": judged.get("global_accuracy"),
+        "local_accuracy": judged.get("local_accuracy"),
+        **{name: value for name, value in judged.items() if name.startswith(("global_", "local_"))},
+        "bytes_up": state.ledger.bytes_up,
+        "bytes_down": state.ledger.bytes_down,
+        "bits_per_parameter_up": bits_up,
+        "bits_per_parameter_down": bits_down,
+        "paper_bytes": state.ledger.paper_bytes,
+        "rejected": sum(record["rejected"] for record in history),
+        "abandoned": sum("abandoned" in record for record in history),
+        "seconds": sum(record["seconds"] for record in history),
+        "state_sha256": tree_sha256(state.server),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What the figures were made with."""
+    return {
+        "laconic": version("laconic"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": version("numpy"),
+        "constriction": version("constriction"),
+        "platform": f"{sys.platform}-{platform.machine()}",
+    }
+
+
+def config_sha256(config: Mapping[str, Any]) -> str:
+    """A hash of the settings that decide the result."""
+    kept = {key: value for key, value in _flattened(_without_none(config)).items() if key not in _FREE}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(item) for item in value]
+    return value
+
+
+def _flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        path = f"{prefix}{key}"
+        flat.update(_flattened(value, f"{path}.") if isinstance(value, Mapping) else {path: value})
+    return flat

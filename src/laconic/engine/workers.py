@@ -1,0 +1,379 @@
+"""Where clients' turns are computed: in this process, or in worker processes of one torch thread each.
+
+Both run the same jobs at a `Station`, and both give results in the order of the jobs, so that nothing else in laconic
+knows the difference. Worker processes are forked: they share the data with the parent, and a user's own classes need
+no pickling.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+
+from laconic.core import ClientData, ClientInfo, ConfigError, LaconicError, Part, PayloadError, Tree
+from laconic.engine.round import Agreement, Score, chunks, client_round, evaluate, receive, to_everyone
+from laconic.engine.store import pack, unpack
+
+_AHEAD = 8  # jobs per worker that may be finished before the oldest one is: bounds what waits in memory
+
+
+class Clients(Protocol):
+    """What the engine needs of a federation."""
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients there are."""
+        ...
+
+    @property
+    def test(self) -> Part:
+        """The common test set."""
+        ...
+
+    def client(self, client: int) -> ClientData:
+        """One client's data."""
+        ...
+
+
+class Failure(NamedTuple):
+    """A client's turn that gave nothing, and why."""
+
+    reason: str
+    detail: str
+
+
+class Done(NamedTuple):
+    """A client's turn, packed for the way to the parent."""
+
+    frame: bytes
+    personal: bytes
+    codec_state: bytes
+    local: Score | None
+    metrics: dict[str, float]
+    seconds: float
+
+
+@dataclass
+class Station:
+    """What a job has at hand: the agreement, the data, and what the parent shares for this round."""
+
+    agreement: Agreement
+    clients: Clients
+    shared: dict[str, bytes] = field(default_factory=dict)
+
+    def share(self, values: dict[str, bytes]) -> None:
+        """Take in what the parent shares; what was derived from older values is forgotten."""
+        self.shared.update(values)
+        for name in ("received", "server", "predictor"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def received(self) -> Tree:
+        """The decoded broadcast of this round: decoded once, however many clients have their turn here."""
+        frame = self.shared["frame"]
+        return receive(self.agreement, frame, to_everyone(int.from_bytes(self.shared["round"], "little")))
+
+    @cached_property
+    def server(self) -> Tree:
+        """The server's state, for evaluations."""
+        return unpack(self.shared["server"])
+
+    @cached_property
+    def predictor(self) -> torch.nn.Module:
+        """What the server predicts with."""
+        return self.agreement.method.global_model(self.server)
+
+    @cached_property
+    def test_chunks(self) -> list[Part]:
+        """The common test set in pieces."""
+        return chunks(self.clients.test)
+
+
+class Job(Protocol):
+    """Something to compute at a station."""
+
+    @property
+    def small(self) -> bool:
+        """Whether it can wait in a pipe without filling it."""
+        ...
+
+    def run(self, station: Station) -> Any:
+        """The result."""
+        ...
+
+
+@dataclass(frozen=True)
+class Train:
+    """A client's turn. `frame` is given where the client has a broadcast of its own."""
+
+    client: ClientInfo
+    personal: bytes = b""
+    codec_state: bytes = b""
+    frame: bytes | None = None
+    judge: bool = True
+
+    @property
+    def small(self) -> bool:
+        """Jobs without state are a few bytes."""
+        return not (self.personal or self.codec_state or self.frame)
+
+    def run(self, station: Station) -> Done | Failure:
+        """The client's turn; whatever goes wrong in it costs this client's reply and nothing else."""
+        agreement = station.agreement
+        try:
+            received = station.received if self.frame is None else receive(agreement, self.frame, self.client)
+            data = station.clients.client(self.client.id)
+            if not len(data.train):
+                return Failure("no_data", "the client has no examples to train on")
+            personal = unpack(self.personal) or agreement.method.init_client(
+                agreement.key.fold_in("init_client", self.client.id)
+            )
+            state = unpack(self.codec_state) or agreement.link.up.init_state(agreement.method.message_spec(received))
+            turn = client_round(agreement, received, self.client, personal, state, data, judge=self.judge)
+        except PayloadError as error:
+            return Failure(error.reason, error.detail)
+        except LaconicError:
+            raise
+        except Exception as error:
+            return Failure("client_error", f"{type(error).__name__}: {error}")
+        return Done(
+            turn.frame, pack(turn.personal), pack(turn.codec_state), turn.local, dict(turn.metrics), turn.seconds
+        )
+
+
+@dataclass(frozen=True)
+class JudgeServer:
+    """The server's predictor on one piece of the common test set."""
+
+    chunk: int
+    small = True
+
+    def run(self, station: Station) -> Score:
+        """Its score."""
+        return evaluate(station.agreement.method.task, station.predictor, station.test_chunks[self.chunk])
+
+
+@dataclass(frozen=True)
+class JudgeClient:
+    """A client's own predictor on its own test data."""
+
+    client: ClientInfo
+    personal: bytes
+    small = False
+
+    def run(self, station: Station) -> Score:
+        """Its score."""
+        method = station.agreement.method
+        received = method.broadcast(station.server, self.client, station.agreement.round_key(self.client.round))
+        predictor = method.local_model(received, unpack(self.personal))
+        return evaluate(method.task, predictor, station.clients.client(self.client.id).test)
+
+
+class Pool(Protocol):
+    """Runs jobs and gives their results in order."""
+
+    def share(self, **values: bytes) -> None:
+        """Give every station some values."""
+        ...
+
+    def map(self, jobs: Iterable[Job], *, count: int) -> Iterator[Any]:
+        """Results in the order of the jobs, as they come."""
+        ...
+
+    def close(self) -> None:
+        """End what was started."""
+        ...
+
+
+def open_pool(agreement: Agreement, clients: Clients, *, workers: int | Literal["auto"]) -> Pool:
+    """A pool of worker processes, or of none (`workers = 0`). `auto` is one per core."""
+    can_fork = "fork" in multiprocessing.get_all_start_methods() and agreement.method.task.device == "cpu"
+    if workers == "auto":
+        workers = len(os.sched_getaffinity(0)) if can_fork and hasattr(os, "sched_getaffinity") else 0
+    if workers and not can_fork:
+        raise ConfigError(
+            f"workers = {workers} needs a system with fork and device = 'cpu'; set workers = 0 for this machine."
+        )
+    return Processes(agreement, clients, workers) if workers else InProcess(agreement, clients)
+
+
+class InProcess:
+    """No workers: jobs run here, one after the other, when their result is asked for. For debugging and devices."""
+
+    def __init__(self, agreement: Agreement, clients: Clients) -> None:
+        self._station = Station(agreement, clients)
+
+    def share(self, **values: bytes) -> None:
+        """Give the station some values."""
+        self._station.share(values)
+
+    def map(self, jobs: Iterable[Job], *, count: int) -> Iterator[Any]:
+        """Results in order."""
+        for job in jobs:
+            yield job.run(self._station)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Processes:
+    """Worker processes."""
+
+    def __init__(self, agreement: Agreement, clients: Clients, workers: int) -> None:
+        self._agreement, self._clients = agreement, clients
+        self._shared: dict[str, bytes] = {}
+        self._workers: list[Worker] = []
+        for _ in range(workers):
+            self._workers.append(self._fork())
+
+    def _fork(self) -> Worker:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        siblings = [worker.pipe for worker in self._workers]
+        process = context.Process(
+            target=_serve,
+            args=(theirs, [ours, *siblings], Station(self._agreement, self._clients, dict(self._shared))),
+            daemon=True,
+        )
+        process.start()
+        theirs.close()
+        return Worker(process, ours)
+
+    def share(self, **values: bytes) -> None:
+        """Give every worker some values."""
+        self._shared.update(values)
+        packed = pickle.dumps(("share", values), protocol=5)
+        for place, worker in enumerate(self._workers):
+            try:
+                worker.pipe.send_bytes(packed)
+            except OSError:
+                self._replace(place)
+
+    def map(self, jobs: Iterable[Job], *, count: int) -> Iterator[Any]:
+        """Results in order; a worker that dies costs the jobs that it had."""
+        source = enumerate(jobs)
+        busy: dict[int, list[int]] = {place: [] for place in range(len(self._workers))}
+        finished: dict[int, Any] = {}
+        sent = given = 0
+        waiting: tuple[int, Job] | None = None
+        exhausted = False
+        while given < count:
+            while not exhausted and sent - given < _AHEAD * len(self._workers):
+                waiting = waiting or next(source, None)
+                if waiting is None:
+                    exhausted = True
+                    break
+                place = self._place_for(waiting[1], busy, left=count - sent)
+                if place is None:
+                    break
+                number, job = waiting
+                if self._send(place, job):
+                    busy[place].append(number)
+                else:
+                    finished[number] = Failure("worker_died", "its worker process had died")
+                    self._replace(place)
+                waiting = None
+                sent += 1
+            if given in finished:
+                yield finished.pop(given)
+                given += 1
+                continue
+            for place, number, result in self._collect(busy):
+                finished[number] = result
+                if isinstance(result, _Raised):
+                    raise result.error
+                busy[place].remove(number)
+
+    def _place_for(self, job: Job, busy: dict[int, list[int]], *, left: int) -> int | None:
+        """The least busy worker that may take another job.
+
+        A second job may wait in a worker's pipe, to save the way back and forth, but only a small one: a large one
+        would block us while the worker is blocked on a result for us. Near the end, jobs go to idle workers only.
+        """
+        place = min(busy, key=lambda p: len(busy[p]))
+        depth = 2 if job.small and left > len(busy) else 1
+        return place if len(busy[place]) < depth else None
+
+    def _send(self, place: int, job: Job) -> bool:
+        try:
+            self._workers[place].pipe.send_bytes(pickle.dumps(("run", job), protocol=5))
+        except OSError:
+            return False
+        return True
+
+    def _collect(self, busy: dict[int, list[int]]) -> Iterator[tuple[int, int, Any]]:
+        places = {self._workers[place].pipe: place for place, numbers in busy.items() if numbers}
+        for pipe in multiprocessing.connection.wait(list(places)):
+            place = places[pipe]  # type: ignore[index]
+            try:
+                yield place, busy[place][0], pickle.loads(self._workers[place].pipe.recv_bytes())  # noqa: S301
+            except (EOFError, OSError):
+                code = self._replace(place)
+                for number in list(busy[place]):
+                    yield place, number, Failure("worker_died", f"its worker process ended with code {code}")
+
+    def _replace(self, place: int) -> int | None:
+        old = self._workers[place]
+        old.pipe.close()
+        old.process.join(timeout=5)
+        self._workers[place] = self._fork()
+        code: int | None = old.process.exitcode
+        return code
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self._workers:
+            worker.pipe.close()
+        for worker in self._workers:
+            worker.process.join(timeout=2)
+            if worker.process.is_alive():
+                worker.process.terminate()
+                worker.process.join()
+
+
+class Worker(NamedTuple):
+    """A worker process and our end of its pipe."""
+
+    process: Any
+    pipe: multiprocessing.connection.Connection
+
+
+class _Raised(NamedTuple):
+    """An error of ours (not of a client) that a worker met."""
+
+    error: Exception
+
+
+def _serve(
+    pipe: multiprocessing.connection.Connection,
+    inherited: list[multiprocessing.connection.Connection],
+    station: Station,
+) -> None:
+    """A worker's life: take jobs until the parent hangs up."""
+    # The parent answers Ctrl-C for all. Our copies of its pipe ends must go, or nobody would notice it dying.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for connection in inherited:
+        connection.close()
+    torch.set_num_threads(1)
+    with suppress(EOFError, OSError):
+        while True:
+            kind, value = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own parent's bytes
+            if kind == "share":
+                station.share(value)
+                continue
+            try:
+                result: Any = value.run(station)
+            except Exception as error:
+                result = _Raised(error if isinstance(error, LaconicError) else RuntimeError(repr(error)))
+            pipe.send_bytes(pickle.dumps(result, protocol=5))

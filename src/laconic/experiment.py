@@ -1,0 +1,192 @@
+"""From parts to a run: the one place where data, model, method and codecs meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from laconic import codecs
+from laconic.core import ConfigError, Loss, Method, Metric, Task
+from laconic.data import Federation
+from laconic.engine import Link, Observer, Run, RunDirectory, Schedule, Simulation, execute
+from laconic.methods import methods
+from laconic.models import initialize, load_state, models, user_model
+
+Model = nn.Module | Callable[..., nn.Module] | str
+"""A name of the catalogue, a module, something that makes one, or "module.path:Name"."""
+CodecText = str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A run that is ready to start: the simulation, and what its files will say about it."""
+
+    simulation: Simulation
+    name: str
+    config: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    checkpoint_every: int = 10
+
+    def run(
+        self,
+        *,
+        out: Path | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
+        observer: Observer | None = None,
+    ) -> Run:
+        """Run to the end; with `out`, leave files in `out/name`."""
+        return execute(
+            self.simulation,
+            self.config,
+            facts=self.facts,
+            directory=RunDirectory(out, self.name) if out is not None else None,
+            resume=resume,
+            overwrite=overwrite,
+            checkpoint_every=self.checkpoint_every,
+            observer=observer,
+        )
+
+
+def make_task(
+    federation: Federation,
+    model: Model,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    init: Mapping[str, Tensor] | Path | str | None = None,
+    device: str = "cpu",
+) -> Task:
+    """The task of learning `model` on a federation's data."""
+    settings = dict(settings or {})
+    initial: Mapping[str, Tensor] | None = None
+    first_weights = None
+    if isinstance(model, str) and ":" not in model:
+        outputs = federation.classes or federation.y[0].numel()
+        recipe, given = models, (federation.shape, outputs)
+        recipe.build(model, settings, given=given)  # what is wrong with it is said now
+
+        def build() -> nn.Module:
+            return recipe.build(model, settings, given=given)
+
+        first_weights = initialize
+    else:
+        build, initial = user_model(model, settings)
+    if isinstance(init, str | Path):
+        init = load_state(Path(init))
+    classification = federation.kind == "classification"
+    task = Task(
+        build,
+        loss=loss or (F.cross_entropy if classification else F.mse_loss),
+        initialize=first_weights,
+        initial=init if init is not None else initial,
+        device=_checked_device(device),
+        outputs="logits" if classification else "values",
+        **({"metrics": metrics} if metrics is not None else {} if classification else {"metrics": {}}),
+    )
+    _try_out(task, federation)
+    return task
+
+
+def prepare(
+    *,
+    method: Method,
+    task: Task,
+    federation: Federation,
+    schedule: Schedule,
+    seed: int,
+    up: CodecText = "float32",
+    down: CodecText = "float32",
+) -> Simulation:
+    """A simulation from parts."""
+    link = Link(codecs.parse(up), codecs.parse(down))
+    return Simulation(method, task, federation, link, schedule, seed=seed)
+
+
+def fit(
+    *,
+    data: Federation,
+    model: Model = "mlp",
+    method: Method | str = "fedavg",
+    rounds: int = 30,
+    cohort: int = 10,
+    seed: int = 0,
+    up: CodecText = "float32",
+    down: CodecText = "float32",
+    loss: Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    init: Mapping[str, Tensor] | Path | str | None = None,
+    eval_every: int = 5,
+    min_replies: int = 1,
+    local_eval: bool = True,
+    workers: int | Literal["auto"] = "auto",
+    device: str = "cpu",
+    out: Path | str | None = None,
+    name: str = "run",
+    resume: bool = False,
+    overwrite: bool = False,
+    checkpoint_every: int = 10,
+    observer: Observer | None = None,
+) -> Run:
+    """Train a model across the clients of a federation, with every byte counted.
+
+    With `out`, the run leaves its files in `out/name` and can be resumed.
+
+    >>> import laconic as lc
+    >>> run = lc.fit(method=lc.fedprox(mu=0.01), data=lc.data.digits(clients=10), rounds=2, cohort=5, workers=0)
+    >>> len(run.history), run.summary["bits_per_parameter_up"] > 32
+    (2, True)
+    """
+    schedule = Schedule(
+        rounds=rounds,
+        cohort=cohort,
+        eval_every=eval_every,
+        min_replies=min_replies,
+        local_eval=local_eval,
+        workers=workers,
+    )
+    chosen = methods.build(method, {}) if isinstance(method, str) else method
+    task = make_task(data, model, loss=loss, metrics=metrics, init=init, device=device)
+    simulation = prepare(method=chosen, task=task, federation=data, schedule=schedule, seed=seed, up=up, down=down)
+    named = model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
+    config = {
+        "run": {"name": name, "seed": seed, **vars(schedule), "checkpoint_every": checkpoint_every, "device": device},
+        "data": {"source": repr(data)},
+        "model": {"name": named},
+        "method": {"name": chosen.name, "settings": repr(chosen)},
+        "link": {"up": simulation.agreement.link.up.text, "down": simulation.agreement.link.down.text},
+    }
+    experiment = Experiment(simulation, name, config, {"model": named, "data": data.name}, checkpoint_every)
+    return experiment.run(
+        out=Path(out) if out is not None else None, resume=resume, overwrite=overwrite, observer=observer
+    )
+
+
+def _checked_device(device: str) -> str:
+    try:
+        torch.zeros(1, device=device)
+    except Exception as error:
+        said = str(error).split("\n")[0].rstrip(".")
+        raise ConfigError(f"run.device {device!r} cannot be used here: {said}.") from None
+    return device
+
+
+def _try_out(task: Task, federation: Federation) -> None:
+    """One example through model and loss: what does not fit is said before any worker starts."""
+    x, y = federation.x[:2], federation.y[:2]
+    try:
+        with torch.no_grad():
+            task.loss(task.fresh().eval()(x.to(task.device)), y.to(task.device))
+    except Exception as error:
+        said = str(error).split("\n")[0].rstrip(".")
+        raise ConfigError(
+            f"the model does not fit the data: inputs of shape {federation.shape} and targets of {federation.name} "
+            f"gave {type(error).__name__} ({said})."
+        ) from error

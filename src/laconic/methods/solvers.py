@@ -1,0 +1,166 @@
+"""Local solvers: the one loop in which a client fits its weights.
+
+A prior takes part through a `Pull`: it may add to the gradient before a step (Gaussian, mixture) and it may move the
+weights after it (the proximal step of the Laplace prior).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from laconic.core import ConfigError, Key, Part, Task, flat
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+Step = Callable[[list[Tensor]], None]
+"""Moves the weights by the gradients given."""
+
+
+@flat
+@dataclass(frozen=True, kw_only=True)
+class Solver:
+    """How a client fits its weights: optimizer, batch size, and how long.
+
+    `local_epochs` passes over the client's data, or exactly `local_steps` mini-batches where that is given. The
+    learning rate of round t (from 1) is `lr * lr_decay ** (t - 1)`. The optimizer starts afresh in every round.
+
+    >>> Solver(lr=0.1, lr_decay=0.5).rate(round=3)
+    0.025
+    """
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.2
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    local_epochs: int = 5
+    local_steps: int | None = None
+    batch_size: int = 10
+    lr_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.lr > 0, "lr", "be positive", self.lr)
+        _require(0 <= self.momentum < 1, "momentum", "lie in [0, 1)", self.momentum)
+        _require(self.weight_decay >= 0, "weight_decay", "not be negative", self.weight_decay)
+        _require(self.local_epochs >= 1, "local_epochs", "be at least 1", self.local_epochs)
+        _require(
+            self.local_steps is None or self.local_steps >= 1,
+            "local_steps",
+            "be at least 1",
+            self.local_steps,
+        )
+        _require(self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size)
+        _require(0 < self.lr_decay <= 1, "lr_decay", "lie in (0, 1]", self.lr_decay)
+        if self.optimizer == "adam" and self.momentum:
+            raise ConfigError("momentum goes with optimizer = 'sgd'; adam has its own, leave momentum at 0.")
+
+    def rate(self, *, round: int) -> float:
+        """The learning rate of a round."""
+        return self.lr * self.lr_decay ** (round - 1)
+
+
+def sgd(*, lr: float = 0.05, momentum: float = 0.0, epochs: int = 1, batch_size: int = 20) -> Solver:
+    """Plain or momentum SGD for some epochs."""
+    return Solver(lr=lr, momentum=momentum, local_epochs=epochs, batch_size=batch_size)
+
+
+def adam(*, lr: float = 1e-3, epochs: int = 1, batch_size: int = 20) -> Solver:
+    """Adam for some epochs."""
+    return Solver(optimizer="adam", lr=lr, local_epochs=epochs, batch_size=batch_size)
+
+
+class Pull(NamedTuple):
+    """A prior's part in a step; lists are the trainable leaves, in the task's order."""
+
+    gradient: Callable[[list[Tensor], list[Tensor]], None] | None = None
+    """(weights, gradients): adds the prior's gradient to `gradients`."""
+    project: Callable[[list[Tensor], float], None] | None = None
+    """(weights, learning rate): moves `weights` after the step."""
+
+
+class Fit(NamedTuple):
+    """What a fit was."""
+
+    loss: float
+    steps: int
+
+
+def fit(task: Task, part: Part, solver: Solver, *, round: int, key: Key, pull: Pull | None = None) -> Fit:
+    """Train `task.module` from the weights that it holds on one client's examples, in place."""
+    pull = pull or Pull()
+    module = task.module.train()
+    # Batch normalisation cannot be trained on one example: such a remainder of an epoch is passed over.
+    smallest = 2 if any(isinstance(layer, _BATCH_NORMS) for layer in module.modules()) else 1
+    weights: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+    lr = solver.rate(round=round)
+    step = _STEPS[solver.optimizer](weights, lr, solver)
+    total, steps = torch.zeros((), device=task.device), 0
+    for x, y in _batches(part, solver, key):
+        if len(y) < smallest:
+            continue
+        loss = task.loss(module(x.to(task.device)), y.to(task.device))
+        gradients = list(torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True))
+        with torch.no_grad():
+            if pull.gradient is not None:
+                pull.gradient(weights, gradients)
+            step(gradients)
+            if pull.project is not None:
+                pull.project(weights, lr)
+        total += loss.detach()
+        steps += 1
+    return Fit(float(total) / max(steps, 1), steps)
+
+
+def _batches(part: Part, solver: Solver, key: Key) -> Iterator[tuple[Tensor, Tensor]]:
+    left = solver.local_steps
+    epoch = 0
+    while len(part) and (epoch < solver.local_epochs if left is None else left > 0):
+        order = torch.from_numpy(key.fold_in("epoch", epoch).numpy().permutation(len(part)))
+        for batch in part.batches(solver.batch_size, order):
+            if left is not None:
+                if left == 0:
+                    return
+                left -= 1
+            yield batch
+        epoch += 1
+
+
+def _sgd_step(weights: list[Tensor], lr: float, solver: Solver) -> Step:
+    velocity: list[Tensor] = []
+
+    def step(gradients: list[Tensor]) -> None:
+        if solver.weight_decay:
+            torch._foreach_add_(gradients, weights, alpha=solver.weight_decay)
+        if solver.momentum:
+            if velocity:
+                torch._foreach_mul_(velocity, solver.momentum)
+                torch._foreach_add_(velocity, gradients)
+            else:
+                velocity.extend(gradients)
+            gradients = velocity
+        torch._foreach_add_(weights, gradients, alpha=-lr)
+
+    return step
+
+
+def _adam_step(weights: list[Tensor], lr: float, solver: Solver) -> Step:
+    optimizer = torch.optim.Adam(weights, lr=lr, weight_decay=solver.weight_decay)
+
+    def step(gradients: list[Tensor]) -> None:
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+_STEPS = {"sgd": _sgd_step, "adam": _adam_step}
+
+
+def _require(condition: bool, name: str, must: str, got: object) -> None:
+    if not condition:
+        raise ConfigError(f"{name} must {must}, got {got!r}.")

@@ -1,0 +1,76 @@
+"""First weights: from a key or from a file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from laconic.core import ConfigError, Key
+
+
+def initialize(module: nn.Module, key: Key) -> None:
+    """Set the first weights of a module, in place: the same bits on every machine.
+
+    Weights and biases of convolutions and linear layers are uniform on ±1/√fan_in, which is the distribution of
+    PyTorch's constructors; normalisation layers begin as the identity. A leaf depends on the key and on its own
+    name only. Other parameters (embeddings, say) stay as the constructor made them.
+
+    >>> net = nn.Linear(4, 1)
+    >>> initialize(net, Key.from_seed(0))
+    >>> [round(w, 4) for w in net.weight.flatten().tolist()]
+    [0.3197, 0.2175, -0.0556, -0.4049]
+    """
+    for prefix, layer in module.named_modules():
+        if isinstance(layer, (_ConvNd, nn.Linear)):
+            # One row of the weight is what one output sees (for transposed convolutions PyTorch counts so too).
+            bound = 1 / math.sqrt(max(1, math.prod(layer.weight.shape[1:])))
+            for leaf, parameter in layer.named_parameters(prefix=prefix, recurse=False):
+                values = _uniform(key.fold_in(leaf), parameter.numel(), bound)
+                with torch.no_grad():
+                    parameter.copy_(torch.from_numpy(values).reshape(parameter.shape))
+        elif isinstance(layer, (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)):
+            layer.reset_parameters()
+
+
+def load_state(path: Path) -> dict[str, Tensor]:
+    """The weights in a safetensors file, for `[model] init = "file.safetensors"`. Nothing in it is executed."""
+    try:
+        # From bytes: tensors of a mapped file would change, or crash, with the file.
+        return safetensors.torch.load(Path(path).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"[model] init: cannot read {path} ({error.strerror}).") from error
+    except Exception as error:
+        # The parser has no single error type: malformed headers, unknown dtypes and bad offsets each raise their own.
+        raise ConfigError(
+            f"[model] init: {path} is not a safetensors file ({' '.join(str(error).split())})."
+        ) from error
+
+
+def num_parameters(module: nn.Module) -> int:
+    """Number of trainable and frozen parameters; buffers are not parameters.
+
+    >>> num_parameters(nn.Linear(4, 3))
+    15
+    """
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _uniform(key: Key, size: int, bound: float) -> npt.NDArray[np.float32]:
+    """Uniform on (−bound, bound), by raw Philox words and one rounding.
+
+    numpy promises the words of a bit generator for ever, but not the floats that it makes of them. The 24 high
+    bits k of a word give the odd multiple (2k + 1 − 2²⁴) / 2²⁴, which float32 holds exactly.
+    """
+    words = key.numpy().bit_generator.random_raw(size)
+    odd = (words >> np.uint64(40)).astype(np.int32) * 2 + (1 - 2**24)
+    unit = odd.astype(np.float32) / np.float32(2**24)
+    values: npt.NDArray[np.float32] = unit * np.float32(bound)
+    return values
