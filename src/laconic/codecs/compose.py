@@ -174,7 +174,7 @@ class Pipeline:
     def _reader(self, source: Source, key: Key, depth: int = 0) -> Read:
         def read(size: int, alphabet: int = 0) -> Tensor:
             if not size:
-                return torch.zeros(0)
+                return torch.zeros(0, dtype=torch.uint8 if alphabet else torch.float32)
             if depth == len(self.stages):
                 return self.coder.decode(source, size, alphabet)
             return self.stages[depth].decode(source, size, key.fold_in(depth), self._reader(source, key, depth + 1))

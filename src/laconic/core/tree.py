@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from laconic.core.errors import PayloadError
 
 Tree = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """Shape and dtype of one leaf: what a receiver knows before a message arrives."""
+    """Shape and dtype of one leaf: what a receiver knows before a message arrives.
+
+    A *ragged* leaf is a vector whose length follows from the leaves that are sent exactly (a mask, say): `length`
+    computes it from them, `shape` holds the most that it can be. Only the receiver's own functions decide how long a
+    leaf is; a message never does.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
+    length: Callable[[Tree], int] | None = field(default=None, repr=False)
 
     @property
     def size(self) -> int:
@@ -45,6 +53,25 @@ def spec_of(tree: Mapping[str, Tensor]) -> Spec:
     return {name: Leaf(tuple(leaf.shape), leaf.dtype) for name, leaf in tree.items()}
 
 
+def resolve(spec: Mapping[str, Leaf], exact: Tree) -> Spec:
+    """The specification with the lengths of ragged leaves filled in from the leaves that came exactly.
+
+    >>> spec = {"mask": Leaf((4,), torch.bool), "kept": Leaf((4,), length=lambda tree: int(tree["mask"].sum()))}
+    >>> resolve(spec, {"mask": torch.tensor([True, False, True, False])})["kept"].shape
+    (2,)
+    """
+    resolved: Spec = {}
+    for name, leaf in spec.items():
+        if leaf.length is None:
+            resolved[name] = leaf
+            continue
+        length = leaf.length(exact)
+        if not 0 <= length <= leaf.size:
+            raise PayloadError("length", f"leaf {name!r} would have {length} values, but {leaf.size} is the most")
+        resolved[name] = Leaf((length,), leaf.dtype)
+    return resolved
+
+
 def num_values(spec: Mapping[str, Leaf]) -> int:
     """Number of values of all leaves."""
     return sum(leaf.size for leaf in spec.values())
@@ -57,7 +84,8 @@ def describe(spec: Mapping[str, Leaf]) -> str:
     'w:float32[2,3];b:float32[3]'
     """
     return ";".join(
-        f"{name}:{str(leaf.dtype).removeprefix('torch.')}[{','.join(map(str, leaf.shape))}]"
+        f"{name}:{str(leaf.dtype).removeprefix('torch.')}"
+        f"[{'' if leaf.length is None else '<='}{','.join(map(str, leaf.shape))}]"
         for name, leaf in spec.items()
     )
 

@@ -1,0 +1,139 @@
+"""What every codec of the catalogue obeys, whatever it does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laconic.codecs import check_codec, codecs, parse
+from laconic.codecs.check import fuzz
+from laconic.core import Codec, Key, PayloadError, Shared, Tree, spec_of
+
+EVERY = (
+    "float32",
+    "float16",
+    "bfloat16",
+    "int8",
+    "signsgd",
+    "signsgd:scale=unit",
+    "signsgd_mv",
+    "terngrad",
+    "terngrad:clip=0,per_leaf=true",
+    "qsgd:levels=4",
+    "qsgd:levels=1000",
+    "drive",
+    "drive_mse:per_leaf=true",
+    "eden:bits=0.3",
+    "eden:bits=1",
+    "eden:bits=3",
+    "eden:bits=4.5",
+    "topk:fraction=0.02",
+    "topk:fraction=0.5,per_leaf=true",
+    "randk:fraction=0.1",
+    "threshold:level=0.5",
+    "topk:fraction=0.1 | int8",
+    "randk:fraction=0.5 | eden:bits=2",
+    "threshold:level=0 | float16",
+    "ef(topk:fraction=0.1 | eden:bits=4)",
+    "ef(signsgd)",
+)
+SHARED = Shared(Key.from_seed(5))
+UNBOUNDED = ("float32", "float16", "bfloat16", "topk", "randk", "threshold")
+
+
+def test_every_codec_is_examined() -> None:
+    assert {text.split(":")[0] for text in EVERY} >= set(codecs)
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_the_laws(text: str) -> None:
+    check_codec(parse(text))
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_the_text_names_the_codec(text: str) -> None:
+    assert parse(text).text == text
+    assert parse(parse(text).text) == parse(text)
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_10_000_mutants(text: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    tree = {"w": torch.randn(9, 33, generator=random) ** 3, "mask": torch.rand(11, generator=random) < 0.5}
+    report = fuzz(parse(text), tree, mutants=10_000)
+    assert report.slowest_seconds < 5
+    assert report.refused > 1000
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(width=32, min_value=-(2.0**90), max_value=2.0**90), max_size=40), st.sampled_from(EVERY))
+def test_any_values(values: list[float], text: str) -> None:
+    tree = {"w": torch.tensor(values, dtype=torch.float32)}
+    decoded = _there_and_back(parse(text), tree)
+    assert spec_of(decoded) == spec_of(tree)
+    assert bool(decoded["w"].isfinite().all())
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_huge_values_are_kept_or_refused_but_never_become_infinite(text: str) -> None:
+    tree = {"w": torch.cat([torch.full((3,), 3.4e38), torch.full((1000,), -3.4e38)])}
+    if text.split(":")[0] in UNBOUNDED and "|" not in text.replace("| float16", ""):
+        assert bool(_there_and_back(parse(text), tree)["w"].isfinite().all())
+    elif "unit" in text or "_mv" in text:
+        assert _there_and_back(parse(text), tree)["w"].unique().tolist() == [-1, 1]
+    else:
+        with pytest.raises(PayloadError, match="diverged"):
+            _there_and_back(parse(text), tree)
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_the_smallest_values_do_no_harm(text: str) -> None:
+    tree = {"w": torch.full((1100,), 1e-45)}
+    assert float(_there_and_back(parse(text), tree)["w"].abs().max()) <= 1.0
+
+
+_PRINT_HASHES = """
+import hashlib, sys, torch
+torch.set_num_threads(int(sys.argv[1]))
+from laconic.codecs import parse
+from laconic.core import Key, Shared, spec_of, tree_sha256
+tree = {"w": torch.randn(140_000, generator=torch.Generator().manual_seed(0))}
+for text in sys.argv[2:]:
+    blob, _ = parse(text).encode(tree, Shared(Key.from_seed(1)), {})
+    print(hashlib.sha256(blob).hexdigest(), tree_sha256(parse(text).decode(blob, spec_of(tree), Shared(Key.from_seed(1)))))
+"""
+
+
+def test_bytes_and_values_do_not_depend_on_the_number_of_threads() -> None:
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", _PRINT_HASHES, threads, *EVERY],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": threads},
+        ).stdout
+        for threads in ("1", "2", "3")
+    }
+    assert len(printed) == 1
+
+
+def test_memory_is_bounded_by_the_model_not_by_the_payload() -> None:
+    """Hand-made bombs: counts and lengths as large as they can be written."""
+    spec = spec_of({"w": torch.zeros(2000)})
+    huge = b"\xff" * 8 + b"\x7f"
+    for text in EVERY:
+        for bomb in (huge, b"\x00\x00\x80\x3f" + huge, b"\x00\x00\x80\x3f\x02" + huge, b"\x02" + huge, b"\x01" + huge):
+            with pytest.raises(PayloadError):
+                parse(text).decode(bomb, spec, SHARED)
+
+
+def _there_and_back(codec: Codec, tree: Tree) -> Tree:
+    blob, _ = codec.encode(tree, SHARED, codec.init_state(spec_of(tree)))
+    return codec.decode(blob, spec_of(tree), SHARED)
