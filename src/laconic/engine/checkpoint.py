@@ -19,6 +19,7 @@ import safetensors.torch
 import torch
 
 from laconic.core import RunError, Tree, prefixed, subtree
+from laconic.engine.downlink import Downlink
 from laconic.engine.files import TEMPORARY, write_atomically
 from laconic.engine.ledger import Ledger
 from laconic.engine.round import Score
@@ -38,14 +39,19 @@ class Checkpoints:
     def save(self, state: State, notes: Mapping[str, Any]) -> None:
         """Write the state, then let older checkpoints go."""
         tensors = safetensors.torch.save(_tensors(state))
-        body = {
+        body: dict[str, Any] = {
             "format": _FORMAT,
             "round": state.round,
             "tensors_sha256": hashlib.sha256(tensors).hexdigest(),
             "ledger": state.ledger.as_dict(),
             "local": {str(client): asdict(score) for client, score in sorted(state.local.items())},
+            # safetensors orders leaves by its own rule; their order is part of the state.
+            "leaves": {"server": list(state.server)},
             "notes": dict(notes),
         }
+        if state.downlink is not None:
+            body["leaves"]["known"] = list(state.downlink.known)
+            body["downlink"] = {"sent": state.downlink.sent, "seen": sorted(state.downlink.seen.items())}
         write_atomically(self._tensors(state.round), tensors)
         write_atomically(self._manifest(state.round), _signed(body))
         self._prune()
@@ -81,14 +87,18 @@ class Checkpoints:
         tree = dict(safetensors.torch.load(tensors))
         state = State(
             round=body["round"],
-            server=subtree("server", tree),
+            server={name: tree[f"server/{name}"] for name in body["leaves"]["server"]},
             personal=_store(subtree("personal", tree)),
             codec=_store(subtree("codec", tree)),
             local={int(client): Score(**score) for client, score in body["local"].items()},
             ledger=Ledger(**body["ledger"]),
         )
-        # safetensors orders leaves by its own rule; the order of the server's leaves is part of the state.
-        state.server = {name: state.server[name] for name in body["notes"]["leaves"]}
+        if "downlink" in body:
+            state.downlink = Downlink(
+                {name: tree[f"known/{name}"] for name in body["leaves"]["known"]},
+                body["downlink"]["sent"],
+                dict(body["downlink"]["seen"]),
+            )
         return state, body["notes"]
 
     def _rounds(self) -> list[int]:
@@ -110,6 +120,8 @@ class Checkpoints:
 
 def _tensors(state: State) -> Tree:
     tree = prefixed("server", {name: leaf.contiguous() for name, leaf in state.server.items()})
+    if state.downlink is not None:
+        tree |= prefixed("known", {name: leaf.contiguous() for name, leaf in state.downlink.known.items()})
     for kind, store in (("personal", state.personal), ("codec", state.codec)):
         for client, packed in store.items():
             tree[f"{kind}/{client}"] = torch.from_numpy(np.frombuffer(packed, dtype=np.uint8).copy())

@@ -21,8 +21,8 @@ class Ledger:
         self.messages_up += 1
 
     def down(self, num_bytes: int, *, messages: int = 1) -> None:
-        """A frame went down to so many clients."""
-        self.bytes_down += num_bytes * messages
+        """So many bytes went down, to so many clients."""
+        self.bytes_down += num_bytes
         self.messages_down += messages
 
     def bits_per_parameter(self, parameters: int) -> tuple[float, float]:

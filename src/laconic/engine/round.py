@@ -21,11 +21,13 @@ from functools import cached_property
 
 import torch
 
-from laconic.codecs.wire import BROADCAST, Direction, Header, seal, unseal
+from laconic.codecs.feedback import ErrorFeedback
+from laconic.codecs.wire import BROADCAST, CodecId, Direction, Header, seal, unseal
 from laconic.core import (
     ClientData,
     ClientInfo,
     Codec,
+    ConfigError,
     Key,
     Method,
     Part,
@@ -37,11 +39,15 @@ from laconic.core import (
     Tree,
     describe,
     isolated,
+    map_tree,
 )
 
 EVERYONE = ClientInfo(id=BROADCAST, round=0, examples=0)
 """Whom a broadcast is for that all clients share."""
 _CHUNK = 500  # examples per forward pass of an evaluation: fixed, so that sums don't depend on the machine
+
+
+_WHOLE = frozenset({CodecId.FLOAT32, CodecId.FLOAT16, CodecId.BFLOAT16})
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,13 @@ class Link:
 
     up: Codec
     down: Codec
+
+    def __post_init__(self) -> None:
+        if isinstance(self.down, ErrorFeedback):
+            raise ConfigError(
+                f"link.down = {self.down.text!r}: what is lost on the way down is sent later anyway; "
+                f"write {self.down.codec.text!r}."
+            )
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,21 @@ class Agreement:
             self.key.digest.hex(),
         )
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).digest()
+
+    @cached_property
+    def sends_changes(self) -> bool:
+        """Whether the way down carries changes (see `engine.downlink`) or the whole broadcast.
+
+        Changes need a broadcast that all clients share and whose leaves keep their shapes.
+        """
+        if self.link.down.id in _WHOLE or self.method.per_client:
+            return False
+        spec = self.method.broadcast_spec(EVERYONE, self.round_key(0))
+        return all(leaf.dtype.is_floating_point and leaf.length is None for leaf in spec.values())
+
+    def first_known(self) -> Tree:
+        """What everybody knows before the first round: the initial broadcast, from the run's key."""
+        return self.method.broadcast(self.method.init(self.key.fold_in("init")), EVERYONE, self.round_key(0))
 
     def round_key(self, round: int) -> Key:
         """What all parties of a round share."""
@@ -114,12 +142,17 @@ class Turn:
 # --- the server's first half -----------------------------------------------------------------------------------------
 
 
-def send(agreement: Agreement, server: Tree, client: ClientInfo) -> tuple[bytes, Tree]:
-    """The frame that goes down, and the tree that whoever gets it will decode: lossy codecs change it."""
+def send(agreement: Agreement, server: Tree, client: ClientInfo, known: Tree | None = None) -> tuple[bytes, Tree]:
+    """The frame that goes down, and the tree that whoever gets it will have: lossy codecs change it.
+
+    With `known`, the frame holds the change from it.
+    """
     key = agreement.round_key(client.round)
     shared = Shared(key.fold_in("down", client.id))
     codec = agreement.link.down
     tree = agreement.method.broadcast(server, client, key)
+    if known is not None:
+        tree = map_tree(torch.sub, tree, known)
     payload, _ = codec.encode(tree, shared, {})
     header = Header(
         direction=Direction.DOWN,
@@ -129,7 +162,8 @@ def send(agreement: Agreement, server: Tree, client: ClientInfo) -> tuple[bytes,
         fingerprint=agreement.fingerprint,
         weight=0,
     )
-    return seal(header, payload), codec.decode(payload, agreement.method.broadcast_spec(client, key), shared)
+    decoded = codec.decode(payload, agreement.method.broadcast_spec(client, key), shared)
+    return seal(header, payload), _received(decoded, known)
 
 
 def to_everyone(round: int) -> ClientInfo:
@@ -140,8 +174,8 @@ def to_everyone(round: int) -> ClientInfo:
 # --- the client ------------------------------------------------------------------------------------------------------
 
 
-def receive(agreement: Agreement, frame: bytes, client: ClientInfo) -> Tree:
-    """What a client decodes from the frame that came down."""
+def receive(agreement: Agreement, frame: bytes, client: ClientInfo, known: Tree | None = None) -> Tree:
+    """What a client has after the frame that came down; `known` is what it had, where changes are sent."""
     key = agreement.round_key(client.round)
     codec = agreement.link.down
     _, payload = unseal(
@@ -153,7 +187,11 @@ def receive(agreement: Agreement, frame: bytes, client: ClientInfo) -> Tree:
         fingerprint=agreement.fingerprint,
     )
     spec = agreement.method.broadcast_spec(client, key)
-    return codec.decode(payload, spec, Shared(key.fold_in("down", client.id)))
+    return _received(codec.decode(payload, spec, Shared(key.fold_in("down", client.id))), known)
+
+
+def _received(decoded: Tree, known: Tree | None) -> Tree:
+    return decoded if known is None else map_tree(torch.add, known, decoded)
 
 
 def client_round(

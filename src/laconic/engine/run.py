@@ -224,8 +224,7 @@ def _advance(
         nonlocal saved
         if directory is not None and saved != simulation.state.round:
             directory.sync()
-            notes = {"metrics_bytes": num_bytes, "leaves": list(simulation.state.server)}
-            directory.checkpoints.save(simulation.state, notes)
+            directory.checkpoints.save(simulation.state, {"metrics_bytes": num_bytes})
             saved = simulation.state.round
 
     observer.started(rounds=simulation.schedule.rounds, done=simulation.state.round)

@@ -17,6 +17,7 @@ import torch
 
 from laconic.core import ClientInfo, Codec, ConfigError, Key, Method, PayloadError, Reply, Task, Tree, flat
 from laconic.engine.cohort import sample_cohort
+from laconic.engine.downlink import Downlink
 from laconic.engine.ledger import Ledger
 from laconic.engine.round import Agreement, Link, Score, chunks, open_reply, send, server_round, to_everyone
 from laconic.engine.store import ClientStore, pack
@@ -45,6 +46,7 @@ class State:
     codec: ClientStore = field(default_factory=ClientStore)
     local: dict[int, Score] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    downlink: Downlink | None = None
 
 
 @flat
@@ -87,6 +89,8 @@ class Simulation:
         self.schedule, self.clients, self.seed = schedule, clients, seed
         self.agreement = Agreement(method.bind(task), link, Key.from_seed(seed))
         self.state = State(0, self.agreement.method.init(self.agreement.key.fold_in("init")))
+        if self.agreement.sends_changes:
+            self.state.downlink = Downlink(self.agreement.first_known())
 
     @property
     def method(self) -> Method:
@@ -195,9 +199,7 @@ class _Exchange:
         infos = [ClientInfo(c, self._round, 0) for c in cohort]
         per_client: dict[int, Tree] = {}
         if not agreement.method.per_client:
-            frame, received = send(agreement, state.server, to_everyone(self._round))
-            state.ledger.down(len(frame), messages=len(cohort))
-            self._pool.share(frame=frame, round=self._round.to_bytes(4, "little"))
+            received = self._broadcast(cohort)
 
         def jobs() -> Iterator[Train]:
             for info in infos:
@@ -230,6 +232,21 @@ class _Exchange:
             if "train_loss" in result.metrics:
                 self.losses.append(result.metrics["train_loss"])
             yield reply
+
+    def _broadcast(self, cohort: list[int]) -> Tree:
+        """Send what all clients of the round share; gives what they then have."""
+        agreement, state = self._simulation.agreement, self._simulation.state
+        everyone, shared = to_everyone(self._round), {"round": self._round.to_bytes(4, "little")}
+        if state.downlink is None:
+            frame, received = send(agreement, state.server, everyone)
+            state.ledger.down(len(frame) * len(cohort), messages=len(cohort))
+        else:
+            shared["known"] = pack(state.downlink.known)
+            frame, received = send(agreement, state.server, everyone, state.downlink.known)
+            state.downlink.update(received, len(frame))
+            state.ledger.down(state.downlink.cost(cohort), messages=len(cohort))
+        self._pool.share(frame=frame, **shared)
+        return received
 
     def _reject(self, client: ClientInfo, reason: str, detail: str) -> None:
         self.rejections.append(Rejection(client.id, client.round, reason, detail))

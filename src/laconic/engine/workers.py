@@ -80,8 +80,9 @@ class Station:
     @cached_property
     def received(self) -> Tree:
         """The decoded broadcast of this round: decoded once, however many clients have their turn here."""
-        frame = self.shared["frame"]
-        return receive(self.agreement, frame, to_everyone(int.from_bytes(self.shared["round"], "little")))
+        known = unpack(self.shared["known"]) if self.agreement.sends_changes else None
+        everyone = to_everyone(int.from_bytes(self.shared["round"], "little"))
+        return receive(self.agreement, self.shared["frame"], everyone, known)
 
     @cached_property
     def server(self) -> Tree:

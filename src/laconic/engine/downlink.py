@@ -1,0 +1,53 @@
+"""The way down with a codec that is made for changes.
+
+A dense codec sends the whole broadcast. The others (signs, rotations, sparsifiers) would ruin weights, so the server
+sends the *change* from what up-to-date clients hold, and everyone adds what it decodes::
+
+    frame = encode(broadcast − known)        known ← known + decode(frame)        received = known
+
+The server makes the same addition, so it knows what clients train from, and what a codec lost stays in the next
+change: error feedback without a word. At the start everybody knows the initial broadcast, which comes from the run's
+key. A client that sat out some rounds is sent the frames that it missed, or the whole in float32 where that is shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from laconic.codecs.wire import HEADER_BYTES
+from laconic.core import Tree, num_values, spec_of
+
+
+@dataclass
+class Downlink:
+    """What up-to-date clients hold, and who is up to date."""
+
+    known: Tree
+    sent: list[int] = field(default_factory=lambda: [0])
+    """Bytes of all frames up to each round."""
+    seen: dict[int, int] = field(default_factory=dict)
+    """The round in which a client was last brought up to date."""
+
+    def update(self, known: Tree, num_bytes: int) -> None:
+        """A frame went out: this is known now."""
+        self.known = known
+        self.sent.append(self.sent[-1] + num_bytes)
+
+    def cost(self, clients: Iterable[int]) -> int:
+        """Bytes that bring these clients up to date, who then are.
+
+        >>> import torch
+        >>> down = Downlink({"w": torch.zeros(100)})
+        >>> down.update(down.known, 50); down.cost([0, 1])      # both missed nothing: 50 bytes each
+        100
+        >>> down.update(down.known, 50); down.cost([0, 2])      # client 2 missed a frame: 50 + 2 * 50
+        150
+        """
+        whole = HEADER_BYTES + 4 * num_values(spec_of(self.known))
+        now = len(self.sent) - 1
+        total = 0
+        for client in clients:
+            total += min(self.sent[now] - self.sent[self.seen.get(client, 0)], whole)
+            self.seen[client] = now
+        return total
