@@ -13,14 +13,18 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 def size(num_bytes: float) -> str:
     """Bytes for people: decimal units, three digits.
 
-    >>> size(1234), size(15_000_000)
-    ('1.23 kB', '15.0 MB')
+    >>> size(1234), size(15_000_000), size(482_000)
+    ('1.23 kB', '15.0 MB', '482 kB')
     """
     for unit in ("B", "kB", "MB", "GB"):
         if abs(num_bytes) < 999.5:
-            return f"{num_bytes:.3g} {unit}" if unit == "B" else f"{num_bytes:#.3g} {unit}"
+            return f"{num_bytes:.3g} B" if unit == "B" else f"{_three(num_bytes)} {unit}"
         num_bytes /= 1000
-    return f"{num_bytes:#.3g} TB"
+    return f"{_three(num_bytes)} TB"
+
+
+def _three(value: float) -> str:
+    return f"{value:#.3g}".rstrip(".")
 
 
 class Display:

@@ -11,6 +11,7 @@ constructor). `isolated` makes such code a function of a key as well, and restor
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,8 +42,9 @@ class Key:
         """A new key for a named purpose; different paths give independent streams."""
         digest = self.digest
         for part in parts:
-            kind = b"i" if isinstance(part, int) else b"s"
-            digest = hashlib.blake2b(digest + kind + str(part).encode(), digest_size=16, person=b"laconic.key").digest()
+            # numpy's integers are integers too: which kind of 3 it is must not matter.
+            folded = b"s" + part.encode() if isinstance(part, str) else b"i%d" % operator.index(part)
+            digest = hashlib.blake2b(digest + folded, digest_size=16, person=b"laconic.key").digest()
         return Key(digest)
 
     def seed(self) -> int:

@@ -114,14 +114,21 @@ def resolved_settings(function: Callable[..., object], settings: Mapping[str, An
     """
     resolved: dict[str, Any] = {}
     hints = get_type_hints(function)
+    given = dict(settings)
     for p in inspect.signature(function).parameters.values():
-        if p.kind is not p.KEYWORD_ONLY or p.default is p.empty:
+        if p.kind is not p.KEYWORD_ONLY:
+            continue
+        if p.name in given and isinstance(given[p.name], Mapping):
+            # A table for a dataclass: the fields that it leaves out are settings too.
+            made = _checked_value(hints[p.name], given[p.name], where=p.name)
+            given[p.name] = _plain(made) if dataclasses.is_dataclass(made) else given[p.name]
+        if p.default is p.empty:
             continue
         if getattr(hints[p.name], "__laconic_flat__", False):
             resolved.update(dataclasses.asdict(p.default))
         else:
             resolved[p.name] = _plain(p.default)
-    return {**resolved, **settings}
+    return {**resolved, **given}
 
 
 def _plain(default: Any) -> Any:
@@ -130,7 +137,11 @@ def _plain(default: Any) -> Any:
 
 def _checked_value(hint: Any, value: Any, *, where: str) -> Any:
     try:
-        return TypeAdapter(hint).validate_json(json.dumps(value), strict=True)
+        text = json.dumps(value)
+    except TypeError:  # TOML has dates and times, which no setting takes
+        raise ConfigError(f"{where}: a {type(value).__name__} is no setting, got {value}.") from None
+    try:
+        return TypeAdapter(hint).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         inner = "".join(f".{part}" for part in first["loc"] if isinstance(part, str))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -61,10 +61,32 @@ class Task:
             return state
         return _checked(self.initial, state)
 
-    @cached_property
+    @property
     def module(self) -> nn.Module:
-        """A working copy of the model: a scratch pad whose weights each user sets first. One per process."""
-        return self.fresh()
+        """A working copy of the model: a scratch pad whose weights each user sets first (`load`). One per process."""
+        return self._pad.module
+
+    @cached_property
+    def _pad(self) -> _Pad:
+        module = self.fresh()
+        own = {id(leaf) for leaf in _state_of(module).values()}
+        constants = [
+            _Constant(owner, name, buffer.clone())
+            for owner in module.modules()
+            for name, buffer in owner.named_buffers(recurse=False)
+            if id(buffer) not in own
+        ]
+        return _Pad(module, constants)
+
+    def load(self, state: Mapping[str, Tensor]) -> nn.Module:
+        """The working copy with these weights, and with every other buffer as the constructor made it.
+
+        Counters of batches and the like are no state: they must not go from one client's turn to the next.
+        """
+        write_state(self.module, state)
+        for owner, name, value in self._pad.constants:
+            owner._buffers[name] = value.clone()
+        return self.module
 
     def fresh(self) -> nn.Module:
         """A new instance of the model, weights undefined until `write_state`."""
@@ -83,13 +105,30 @@ class Task:
         return tuple(name for name, p in self.module.named_parameters() if p.requires_grad)
 
 
+class _Constant(NamedTuple):
+    """A buffer that is no state, as the constructor made it."""
+
+    owner: nn.Module
+    name: str
+    value: Tensor
+
+
+class _Pad(NamedTuple):
+    module: nn.Module
+    constants: list[_Constant]
+
+
 def read_state(module: nn.Module) -> Tree:
     """The module's own tensors (not copies): parameters, then floating-point buffers that are saved with it."""
-    state: Tree = {name: p.detach() for name, p in module.named_parameters()}
+    return {name: leaf.detach() for name, leaf in _state_of(module).items()}
+
+
+def _state_of(module: nn.Module) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = dict(module.named_parameters())
     saved = module.state_dict(keep_vars=True)
     for name, buffer in module.named_buffers():
         if name in saved and buffer.is_floating_point():
-            state[name] = buffer.detach()
+            state[name] = buffer
     return state
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,11 +14,19 @@ FloatArray = NDArray[np.float64]
 
 
 def dirichlet(
-    examples: Examples, clients: int, key: Key, *, alpha: float = 1.0, per_client: int | None = None
+    examples: Examples,
+    clients: int,
+    key: Key,
+    *,
+    alpha: float = 1.0,
+    concentration: Literal["per_class", "total"] = "per_class",
+    per_client: int | None = None,
 ) -> Assignment:
     r"""Every client draws its own mix of classes, $q_i \sim \mathrm{Dir}(\alpha p)$ (Hsu et al., 2019).
 
-    `p` is the mix of the whole training set. All clients get the same number of examples (`per_client`, or all
+    `p` is the mix of the whole training set. Its scale is a matter of convention, and figures depend on it: with
+    `per_class`, what most libraries do, p averages 1 over the classes (for balanced classes, Dir(α, …, α)); with
+    `total` it sums to 1, so that a client of ten balanced classes draws from Dir(α/10, …, α/10). All clients get the same number of examples (`per_client`, or all
     there are), drawn class by class from `q_i` without replacement; a class that has run out is struck from the
     mixes of the clients that follow. The test set is divided by the same `q_i`.
 
@@ -34,7 +44,8 @@ def dirichlet(
     stock = examples.train_stock()
     present = stock > 0
     mix = np.zeros((clients, examples.classes))
-    mix[:, present] = rng.dirichlet(alpha * stock[present] / stock.sum(), size=clients)
+    prior = stock[present] / stock.sum() * (present.sum() if concentration == "per_class" else 1)
+    mix[:, present] = rng.dirichlet(alpha * prior, size=clients)
     train = deal(_fill(mix, quotas, stock, rng), examples.train_labels, rng)
     test = deal(
         _fill(mix, even_sizes(examples.num_test, clients), examples.test_stock(), rng),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,13 +21,14 @@ import torch
 
 from laconic.core import RunError, Tree, prefixed, subtree
 from laconic.engine.downlink import Downlink
-from laconic.engine.files import TEMPORARY, write_atomically
+from laconic.engine.files import cannot_write, remove_temporaries, write_atomically
 from laconic.engine.ledger import Ledger
 from laconic.engine.round import Score
 from laconic.engine.simulate import State
-from laconic.engine.store import ClientStore
+from laconic.engine.store import ClientStore, pack
 
 _FORMAT = 1
+_FILE = re.compile(r"round-([0-9]{6,})\.(json|safetensors)")
 log = logging.getLogger("laconic")
 
 
@@ -38,7 +40,7 @@ class Checkpoints:
 
     def save(self, state: State, notes: Mapping[str, Any]) -> None:
         """Write the state, then let older checkpoints go."""
-        tensors = safetensors.torch.save(_tensors(state))
+        tensors = pack(_tensors(state))
         body: dict[str, Any] = {
             "format": _FORMAT,
             "round": state.round,
@@ -54,7 +56,10 @@ class Checkpoints:
             body["downlink"] = {"sent": state.downlink.sent, "seen": sorted(state.downlink.seen.items())}
         write_atomically(self._tensors(state.round), tensors)
         write_atomically(self._manifest(state.round), _signed(body))
-        self._prune()
+        try:
+            self._prune()
+        except OSError as error:
+            raise cannot_write(self.folder, error) from None
 
     def load(self) -> tuple[State, dict[str, Any]] | None:
         """The newest sound checkpoint and its notes; None if there is none at all.
@@ -65,7 +70,7 @@ class Checkpoints:
         for number in reversed(rounds):
             try:
                 return self._read(number)
-            except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
                 log.warning("checkpoint %s is damaged (%s); trying the one before", self._manifest(number), error)
         if rounds:
             raise RunError(
@@ -75,10 +80,13 @@ class Checkpoints:
         return None
 
     def _read(self, round: int) -> tuple[State, dict[str, Any]]:
-        body = json.loads(self._manifest(round).read_bytes())
-        stated = body.pop("sha256")
-        if hashlib.sha256(_canonical(body)).hexdigest() != stated:
+        manifest = self._manifest(round).read_bytes()
+        body = json.loads(manifest)
+        del body["sha256"]
+        if _signed(body) != manifest:  # byte for byte: 1e5 and 1E5 are the same number, but not the same file
             raise ValueError("its manifest does not match its hash")
+        if body["round"] != round:
+            raise ValueError(f"it holds round {body['round']}")
         if body["format"] != _FORMAT:
             raise ValueError(f"it has format {body['format']}, this version reads {_FORMAT}")
         tensors = self._tensors(round).read_bytes()
@@ -102,14 +110,18 @@ class Checkpoints:
         return state, body["notes"]
 
     def _rounds(self) -> list[int]:
-        return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.json"))
+        return sorted(self._files("json"))
+
+    def _files(self, kind: str) -> set[int]:
+        matches = (_FILE.fullmatch(path.name) for path in self.folder.glob("round-*"))
+        return {int(match[1]) for match in matches if match and match[2] == kind}
 
     def _prune(self) -> None:
         for number in self._rounds()[1:-2]:
             self._manifest(number).unlink(missing_ok=True)
+        for number in self._files("safetensors") - self._files("json"):
             self._tensors(number).unlink(missing_ok=True)
-        for path in self.folder.glob(f"{TEMPORARY}*"):
-            path.unlink(missing_ok=True)
+        remove_temporaries(self.folder)
 
     def _manifest(self, round: int) -> Path:
         return self.folder / f"round-{round:06d}.json"
@@ -119,7 +131,7 @@ class Checkpoints:
 
 
 def _tensors(state: State) -> Tree:
-    tree = prefixed("server", {name: leaf.contiguous() for name, leaf in state.server.items()})
+    tree = prefixed("server", state.server)
     if state.downlink is not None:
         tree |= prefixed("known", {name: leaf.contiguous() for name, leaf in state.downlink.known.items()})
     for kind, store in (("personal", state.personal), ("codec", state.codec)):

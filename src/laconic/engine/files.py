@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from laconic.core import RunError
 
@@ -21,8 +23,15 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what keeps us from writing may keep us from deleting
+            temporary.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote. Only for who holds the folder's lock."""
+    for path in folder.glob(f"{TEMPORARY}*"):
+        path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
@@ -32,6 +41,13 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_all(file: IO[bytes], data: bytes) -> None:
+    """Write to an unbuffered file: what fails, fails here, and nothing is left to be written when it is closed."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
 
 
 def cannot_write(path: Path, error: OSError) -> RunError:

@@ -14,26 +14,30 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import platform
 import re
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, cast
 
-import safetensors.torch
 import tomli_w
 import torch
 from torch import nn
 
-from laconic.core import ConfigError, RunError, tree_sha256
+from laconic.core import ConfigError, RunError, Tree, tree_sha256
 from laconic.engine.checkpoint import Checkpoints
-from laconic.engine.files import cannot_write, write_atomically
-from laconic.engine.simulate import Record, Simulation
+from laconic.engine.files import cannot_write, remove_temporaries, sync_folder, write_all, write_atomically
+from laconic.engine.ledger import Ledger
+from laconic.engine.simulate import Record, Simulation, State
+from laconic.engine.store import pack
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FREE = {"run.workers", "run.checkpoint_every"}  # settings that do not change the result
@@ -95,16 +99,23 @@ class RunDirectory:
     def open(self, config: Mapping[str, Any], *, resume: bool, overwrite: bool = False) -> None:
         """Lock the folder and make it ready; refuse a folder in use, or one that holds another run."""
         try:
-            self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("wb")
+            self._open(config, resume=resume, overwrite=overwrite)
         except OSError as error:
+            self.close()
             raise cannot_write(self.path, error) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, config: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
+        if self.path.is_symlink():
+            raise RunError(f"{self.path} is a link to another folder; remove it or choose another run.name.")
+        self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.path / ".lock").open("wb")
         try:
             # A POSIX lock: not inherited by forked workers, gone with the process however it ends.
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._lock.close()
-            self._lock = None
             raise RunError(
                 f"{self.path} is in use by another process; wait for it or choose another run.name."
             ) from None
@@ -121,15 +132,14 @@ class RunDirectory:
                     "or choose another run.name."
                 )
             self._check_same(config, written)
+        remove_temporaries(self.path)
         write_atomically(written, tomli_w.dumps(_without_none(config)).encode())
 
     def _check_same(self, config: Mapping[str, Any], written: Path) -> None:
-        import tomllib
-
         try:
-            old = _flattened(tomllib.loads(written.read_text()))
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise RunError(f"{written} cannot be read: {error}.") from None
+            old = _flattened(tomllib.loads(written.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise RunError(f"cannot resume {self.path}: its config.toml cannot be read ({error}).") from None
         new = _flattened(_without_none(config))
         for key in sorted({*old, *new} - _FREE):
             if old.get(key) != new.get(key):
@@ -149,16 +159,19 @@ class RunDirectory:
                 os.truncate(path, num_bytes)
         except OSError as error:
             raise cannot_write(path, error) from None
-        return [json.loads(line) for line in data[:num_bytes].splitlines()]
+        try:
+            return [json.loads(line) for line in data[:num_bytes].splitlines()]
+        except ValueError as error:
+            raise RunError(f"{path} is damaged ({error}); start over with --overwrite.") from None
 
     def append(self, record: Record) -> int:
-        """Append a record, flushed; gives the length of the file."""
+        """Append a record at once; gives the length of the file."""
         path = self.path / "metrics.jsonl"
         try:
             if self._metrics is None:
-                self._metrics = path.open("ab")
-            self._metrics.write(json.dumps(record).encode() + b"\n")
-            self._metrics.flush()
+                self._metrics = path.open("ab", buffering=0)
+                sync_folder(self.path)
+            write_all(self._metrics, json.dumps(record, allow_nan=False).encode() + b"\n")
             return self._metrics.tell()
         except OSError as error:
             raise cannot_write(path, error) from None
@@ -166,7 +179,10 @@ class RunDirectory:
     def sync(self) -> None:
         """Make the records durable before a checkpoint relies on them."""
         if self._metrics is not None:
-            os.fsync(self._metrics.fileno())
+            try:
+                os.fsync(self._metrics.fileno())
+            except OSError as error:
+                raise cannot_write(self.path / "metrics.jsonl", error) from None
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file of the run, whole or not at all."""
@@ -193,6 +209,8 @@ def execute(
 ) -> Run:
     """Run to the end, leaving files where a directory is given; interrupted, it can be resumed."""
     observer = observer or Silent()
+    if resume and overwrite:
+        raise ConfigError("resume goes on with a run and overwrite starts it over: choose one.")
     if directory is None:
         return _advance(simulation, facts, None, [], 0, checkpoint_every, observer)
     directory.open(config, resume=resume, overwrite=overwrite)
@@ -229,28 +247,58 @@ def _advance(
 
     observer.started(rounds=simulation.schedule.rounds, done=simulation.state.round)
     checkpoint()
+    whole = _Whole.of(simulation.state)
     try:
-        for record in simulation:
-            if directory is not None:
-                num_bytes = directory.append(record)
-            history.append(record)
-            if record["round"] % checkpoint_every == 0:
-                checkpoint()
-            observer.advanced(record)
+        # Closed at once, whatever happens in the loop: an error's traceback would keep the workers waiting.
+        with closing(cast(Generator[Record], iter(simulation))) as records:
+            for record in map(_plain, records):
+                if directory is not None:
+                    num_bytes = directory.append(record)
+                history.append(record)
+                whole = _Whole.of(simulation.state)
+                if record["round"] % checkpoint_every == 0:
+                    checkpoint()
+                observer.advanced(record)
     except KeyboardInterrupt:
-        # The last whole round is what is kept: a round that was cut short leaves no trace in the state.
-        if history and history[-1]["round"] == simulation.state.round:
+        # The last whole round is what is kept, if the one that was cut short has left the state alone.
+        if whole.restore(simulation.state):
             checkpoint()
         raise
     checkpoint()
     model = simulation.method.global_model(simulation.state.server)
     summary = _summary(simulation, facts, history)
     if directory is not None:
-        weights = {name: leaf.contiguous() for name, leaf in model.state_dict().items()}
-        directory.write("model.safetensors", safetensors.torch.save(weights))
-        directory.write("summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+        directory.write("model.safetensors", pack(model.state_dict()))
+        directory.write("summary.json", json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
     observer.finished(summary)
     return Run(history, summary, model, directory.path if directory is not None else None)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A state after a whole round, to tell whether a cut round has touched it."""
+
+    round: int
+    server: Tree
+    ledger: Ledger
+
+    @classmethod
+    def of(cls, state: State) -> _Whole:
+        return cls(state.round, state.server, replace(state.ledger))
+
+    def restore(self, state: State) -> bool:
+        """Take the cut round's bytes out of the ledger; False where the round had begun to be kept."""
+        if state.round != self.round or state.server is not self.server:
+            return False
+        state.ledger = self.ledger
+        return True
+
+
+def _plain(record: Record) -> Record:
+    """A record as JSON can hold it: a loss that is not finite becomes null, for NaN is not JSON."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
+    }
 
 
 def _summary(simulation: Simulation, facts: Mapping[str, Any], history: list[Record]) -> dict[str, Any]:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 
 import safetensors.torch
+from torch import Tensor
 
 from laconic.core import Tree
 
 
-def pack(tree: Tree) -> bytes:
+def pack(tree: Mapping[str, Tensor]) -> bytes:
     """A tree as bytes for our own processes and files; an empty tree is no bytes at all."""
-    return (
-        safetensors.torch.save({name: leaf.detach().cpu().contiguous() for name, leaf in tree.items()}) if tree else b""
-    )
+    packable: Tree = {}
+    seen: set[int] = set()
+    for name, leaf in tree.items():
+        leaf = leaf.detach().cpu().contiguous()
+        # safetensors refuses leaves that share memory: tied weights, or a state that keeps a tree under two names.
+        memory = leaf.untyped_storage().data_ptr()
+        packable[name] = leaf.clone() if memory in seen else leaf
+        seen.add(memory)
+    return safetensors.torch.save(packable) if tree else b""
 
 
 def unpack(blob: bytes) -> Tree:

@@ -12,19 +12,23 @@ import multiprocessing.connection
 import os
 import pickle
 import signal
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from laconic.core import ClientData, ClientInfo, ConfigError, LaconicError, Part, PayloadError, Tree
+from laconic.core import ClientData, ClientInfo, ConfigError, LaconicError, Part, PayloadError, RunError, Tree
 from laconic.engine.round import Agreement, Score, chunks, client_round, evaluate, receive, to_everyone
 from laconic.engine.store import pack, unpack
 
 _AHEAD = 8  # jobs per worker that may be finished before the oldest one is: bounds what waits in memory
+_TRIES = 3  # workers that may die over a job before we give up
+_PATIENCE = 2.0  # seconds that workers have to end by themselves
 
 
 class Clients(Protocol):
@@ -108,6 +112,11 @@ class Job(Protocol):
         """Whether it can wait in a pipe without filling it."""
         ...
 
+    @property
+    def once(self) -> bool:
+        """Whether it is lost with the worker that ran it (a client's turn), or begun again with another one."""
+        ...
+
     def run(self, station: Station) -> Any:
         """The result."""
         ...
@@ -122,6 +131,7 @@ class Train:
     codec_state: bytes = b""
     frame: bytes | None = None
     judge: bool = True
+    once = True
 
     @property
     def small(self) -> bool:
@@ -143,9 +153,9 @@ class Train:
             turn = client_round(agreement, received, self.client, personal, state, data, judge=self.judge)
         except PayloadError as error:
             return Failure(error.reason, error.detail)
-        except LaconicError:
+        except (LaconicError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # a panic of native code and sys.exit() are no Exceptions, and no better
             return Failure("client_error", f"{type(error).__name__}: {error}")
         return Done(
             turn.frame, pack(turn.personal), pack(turn.codec_state), turn.local, dict(turn.metrics), turn.seconds
@@ -158,6 +168,7 @@ class JudgeServer:
 
     chunk: int
     small = True
+    once = False
 
     def run(self, station: Station) -> Score:
         """Its score."""
@@ -171,6 +182,7 @@ class JudgeClient:
     client: ClientInfo
     personal: bytes
     small = False
+    once = False
 
     def run(self, station: Station) -> Score:
         """Its score."""
@@ -246,7 +258,12 @@ class Processes:
             args=(theirs, [ours, *siblings], Station(self._agreement, self._clients, dict(self._shared))),
             daemon=True,
         )
-        process.start()
+        # Until the worker ignores Ctrl-C, it must not get it: the parent answers for all.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         theirs.close()
         return Worker(process, ours)
 
@@ -261,41 +278,48 @@ class Processes:
                 self._replace(place)
 
     def map(self, jobs: Iterable[Job], *, count: int) -> Iterator[Any]:
-        """Results in order; a worker that dies costs the jobs that it had."""
-        source = enumerate(jobs)
-        busy: dict[int, list[int]] = {place: [] for place in range(len(self._workers))}
+        """Results in order. A worker that dies costs the client's turn that it was at; all else is done again."""
+        source = (_Task(number, job) for number, job in enumerate(jobs))
+        todo: deque[_Task] = deque()  # drawn from the source, and not with a worker
+        busy: dict[int, deque[_Task]] = {place: deque() for place in range(len(self._workers))}
         finished: dict[int, Any] = {}
-        sent = given = 0
-        waiting: tuple[int, Job] | None = None
-        exhausted = False
+        drawn = given = 0
         while given < count:
-            while not exhausted and sent - given < _AHEAD * len(self._workers):
-                waiting = waiting or next(source, None)
-                if waiting is None:
-                    exhausted = True
-                    break
-                place = self._place_for(waiting[1], busy, left=count - sent)
+            while todo or drawn < min(count, given + _AHEAD * len(self._workers)):
+                if not todo:
+                    todo.append(next(source))
+                    drawn += 1
+                place = self._place_for(todo[0].job, busy, left=count - drawn + len(todo))
                 if place is None:
                     break
-                number, job = waiting
-                if self._send(place, job):
-                    busy[place].append(number)
+                if self._send(place, todo[0].job):
+                    busy[place].append(todo.popleft())
+                elif busy[place]:
+                    break  # it has died, but its last words are still to be read
                 else:
-                    finished[number] = Failure("worker_died", "its worker process had died")
                     self._replace(place)
-                waiting = None
-                sent += 1
             if given in finished:
                 yield finished.pop(given)
                 given += 1
                 continue
-            for place, number, result in self._collect(busy):
-                finished[number] = result
+            for place in self._ready(busy):
+                try:
+                    result = pickle.loads(self._workers[place].pipe.recv_bytes())  # noqa: S301 - our own worker's bytes
+                except (EOFError, OSError):
+                    code = self._replace(place)
+                    task, *rest = busy[place]
+                    busy[place].clear()
+                    todo.extendleft(reversed(rest))
+                    if task.job.once:
+                        finished[task.number] = Failure("worker_died", f"its worker process ended with code {code}")
+                    else:
+                        todo.appendleft(task.after_death(code))
+                    continue
                 if isinstance(result, _Raised):
                     raise result.error
-                busy[place].remove(number)
+                finished[busy[place].popleft().number] = result
 
-    def _place_for(self, job: Job, busy: dict[int, list[int]], *, left: int) -> int | None:
+    def _place_for(self, job: Job, busy: dict[int, deque[_Task]], *, left: int) -> int | None:
         """The least busy worker that may take another job.
 
         A second job may wait in a worker's pipe, to save the way back and forth, but only a small one: a large one
@@ -312,34 +336,21 @@ class Processes:
             return False
         return True
 
-    def _collect(self, busy: dict[int, list[int]]) -> Iterator[tuple[int, int, Any]]:
-        places = {self._workers[place].pipe: place for place, numbers in busy.items() if numbers}
-        for pipe in multiprocessing.connection.wait(list(places)):
-            place = places[pipe]  # type: ignore[index]
-            try:
-                yield place, busy[place][0], pickle.loads(self._workers[place].pipe.recv_bytes())  # noqa: S301
-            except (EOFError, OSError):
-                code = self._replace(place)
-                for number in list(busy[place]):
-                    yield place, number, Failure("worker_died", f"its worker process ended with code {code}")
+    def _ready(self, busy: dict[int, deque[_Task]]) -> list[int]:
+        """The workers that have something to say, or have died."""
+        places = {self._workers[place].pipe: place for place, tasks in busy.items() if tasks}
+        return [places[pipe] for pipe in multiprocessing.connection.wait(list(places))]  # type: ignore[index]
 
     def _replace(self, place: int) -> int | None:
         old = self._workers[place]
-        old.pipe.close()
-        old.process.join(timeout=5)
+        code = _end([old])[0]
         self._workers[place] = self._fork()
-        code: int | None = old.process.exitcode
         return code
 
     def close(self) -> None:
         """End the workers."""
-        for worker in self._workers:
-            worker.pipe.close()
-        for worker in self._workers:
-            worker.process.join(timeout=2)
-            if worker.process.is_alive():
-                worker.process.terminate()
-                worker.process.join()
+        _end(self._workers)
+        self._workers = []
 
 
 class Worker(NamedTuple):
@@ -349,10 +360,44 @@ class Worker(NamedTuple):
     pipe: multiprocessing.connection.Connection
 
 
+@dataclass(frozen=True)
+class _Task:
+    """A job, its place among the results, and how many workers died over it."""
+
+    number: int
+    job: Job
+    deaths: int = 0
+
+    def after_death(self, code: int | None) -> _Task:
+        """The same, to be tried again, if it has not cost too many workers."""
+        if self.deaths + 1 == _TRIES:
+            raise RunError(
+                f"{_TRIES} worker processes died over one evaluation (the last with code {code}); "
+                "is there memory enough? workers = 0 runs without them."
+            )
+        return replace(self, deaths=self.deaths + 1)
+
+
 class _Raised(NamedTuple):
     """An error of ours (not of a client) that a worker met."""
 
     error: Exception
+
+
+def _end(workers: list[Worker]) -> list[int | None]:
+    """Hang up, wait a little, then insist; gives the exit codes, and leaves neither zombies nor descriptors."""
+    for worker in workers:
+        worker.pipe.close()
+    deadline = time.monotonic() + _PATIENCE
+    codes: list[int | None] = []
+    for process, _ in workers:
+        process.join(timeout=max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+        codes.append(process.exitcode)
+        process.close()
+    return codes
 
 
 def _serve(
@@ -364,6 +409,7 @@ def _serve(
     # The parent answers Ctrl-C for all. Our copies of its pipe ends must go, or nobody would notice it dying.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for connection in inherited:
         connection.close()
     torch.set_num_threads(1)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
 
 from laconic.core import (
     ClientData,
     ClientInfo,
+    ConfigError,
     Key,
     Predictor,
     Reply,
@@ -27,6 +28,7 @@ from laconic.core import (
     Task,
     Tree,
     Update,
+    did_you_mean,
     map_tree,
     num_values,
     prefixed,
@@ -78,12 +80,15 @@ class Prior(Protocol):
         """What a message looks like."""
         ...
 
-    def shift(self, centre: Tree, votes: Iterable[Vote]) -> Tree:
+    def shift(self, centre: Tree, votes: Iterable[Vote], task: Task) -> Tree:
         """Closed-form M-step: the new parameters minus the old ones."""
         ...
 
-    def ascent(self, centre: Tree, votes: Iterable[Vote]) -> Tree:
-        """Gradient M-step: an ascent direction of Σ_s log p(φ_s|w), averaged over the votes."""
+    def ascent(self, centre: Tree, votes: Iterable[Vote], task: Task) -> Tree:
+        """Gradient M-step: an ascent direction of Σ_s log p(φ_s|w), averaged over the votes.
+
+        For running statistics, which have no gradient: the step that they take.
+        """
         ...
 
     def model(self, centre: Tree, task: Task) -> Predictor:
@@ -104,6 +109,11 @@ class EM:
 
     stateful = False
     per_client = False
+
+    def __post_init__(self) -> None:
+        if self.weighting not in get_args(Weighting):
+            hint = did_you_mean(str(self.weighting), get_args(Weighting))
+            raise ConfigError(f"unknown weighting {self.weighting!r}; {hint}")
 
     @property
     def task(self) -> Task:
@@ -135,15 +145,15 @@ class EM:
     def client_update(self, received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
         """E-step: fit from the prior, under the prior."""
         start = self.prior.start(received, self.task, data, key)
-        write_state(self.task.module, start.weights)
+        module = self.task.load(start.weights)
         pull = self.prior.pull(received, self.task)
         fitted = fit(self.task, data.train, self.solver, round=client.round, key=key.fold_in("batches"), pull=pull)
-        own = read_state(self.task.module)
+        own = read_state(module)
         delta = torch._foreach_sub([leaf.cpu() for leaf in own.values()], [start.weights[name] for name in own])
         return Update(
             message={**dict(zip(own, delta, strict=True)), **start.note},
             personal=personal,
-            fitted=self.task.module,
+            fitted=module,
             metrics={"train_loss": fitted.loss},
         )
 
@@ -155,9 +165,11 @@ class EM:
         """M-step: fold the replies in the order given."""
         centre, votes = subtree("w", server), self._votes(replies)
         if self.server is None:
-            return prefixed("w", map_tree(torch.add, centre, self.prior.shift(centre, votes)))
-        ascent = self.prior.ascent(centre, votes)
-        trained = {name: d for name, d in ascent.items() if name.split("/")[-1] in self.task.trainable}
+            return prefixed("w", map_tree(torch.add, centre, self.prior.shift(centre, votes, self.task)))
+        ascent = self.prior.ascent(centre, votes, self.task)
+        # A leaf of the centre is named like the model's, or "k/" and that.
+        parameters = set(self.task.trainable)
+        trained = {n: d for n, d in ascent.items() if n in parameters or n.split("/", 1)[-1] in parameters}
         weights, state = self.server.step(centre, trained, subtree("optimizer", server))
         # Running statistics are averages, not parameters: they take the plain step.
         weights.update({name: centre[name] + d for name, d in ascent.items() if name not in trained})
@@ -179,7 +191,7 @@ class EM:
 
     def paper_bytes(self, received: Tree, message: Tree) -> int:
         """Four bytes per parameter, both ways."""
-        return 4 * (num_values(spec_of(received)) + num_values(self.prior.message_spec(self.task)))
+        return 4 * (num_values(spec_of(received)) + num_values(self.task.spec))
 
 
 def weighted_mean(votes: Iterable[Vote]) -> Tree:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -30,8 +31,8 @@ class Gaussian:
     precision: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.precision < 0:
-            raise ConfigError(f"the precision of a Gaussian prior must not be negative, got {self.precision}.")
+        if not 0 <= self.precision < math.inf:
+            raise ConfigError(f"the precision of a Gaussian prior must be finite and ≥ 0, got {self.precision}.")
 
     def init(self, task: Task, key: Key) -> Tree:
         """One set of weights."""
@@ -60,13 +61,13 @@ class Gaussian:
         """A difference for every leaf."""
         return task.spec
 
-    def shift(self, centre: Tree, votes: Iterable[Vote]) -> Tree:
+    def shift(self, centre: Tree, votes: Iterable[Vote], task: Task) -> Tree:
         """mean_s Δ_s."""
         return weighted_mean(votes)
 
-    def ascent(self, centre: Tree, votes: Iterable[Vote]) -> Tree:
+    def ascent(self, centre: Tree, votes: Iterable[Vote], task: Task) -> Tree:
         """mean_s Δ_s as well."""
-        return self.shift(centre, votes)
+        return self.shift(centre, votes, task)
 
     def model(self, centre: Tree, task: Task) -> Predictor:
         """The model at the mean."""

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -30,8 +31,8 @@ class Laplace:
     penalty: float = 1e-4
 
     def __post_init__(self) -> None:
-        if self.penalty < 0:
-            raise ConfigError(f"the penalty of a Laplace prior must not be negative, got {self.penalty}.")
+        if not 0 <= self.penalty < math.inf:
+            raise ConfigError(f"the penalty of a Laplace prior must be finite and ≥ 0, got {self.penalty}.")
 
     def init(self, task: Task, key: Key) -> Tree:
         """One set of weights."""
@@ -63,7 +64,7 @@ class Laplace:
         """A difference for every leaf."""
         return task.spec
 
-    def shift(self, centre: Tree, votes: Iterable[Vote]) -> Tree:
+    def shift(self, centre: Tree, votes: Iterable[Vote], task: Task) -> Tree:
         """median_s Δ_s. Unlike a mean, a median needs all messages at once."""
         messages = list(votes)
         weights = torch.tensor([vote.weight for vote in messages], dtype=torch.float64)
@@ -72,9 +73,13 @@ class Laplace:
             for name in messages[0].message
         }
 
-    def ascent(self, centre: Tree, votes: Iterable[Vote]) -> Tree:
-        """mean_s sign(φ_s − w): λ Σ_s sign(φ_s − w), normalised."""
-        signs = (Vote(vote.weight, {n: leaf.sign() for n, leaf in vote.message.items()}) for vote in votes)
+    def ascent(self, centre: Tree, votes: Iterable[Vote], task: Task) -> Tree:
+        """mean_s sign(φ_s − w): λ Σ_s sign(φ_s − w), normalised. Running statistics move to their mean."""
+        parameters = set(task.trainable)
+        signs = (
+            Vote(weight, {n: leaf.sign() if n in parameters else leaf for n, leaf in message.items()})
+            for weight, message in votes
+        )
         return weighted_mean(signs)
 
     def model(self, centre: Tree, task: Task) -> Predictor:

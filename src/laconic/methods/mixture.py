@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -28,7 +29,6 @@ from laconic.core import (
     num_values,
     prefixed,
     subtree,
-    write_state,
 )
 from laconic.methods.em import Start, Vote, predictor
 from laconic.methods.solvers import Pull
@@ -42,7 +42,8 @@ class Mixture:
 
     The centres start apart (a key each), or they would stay together for ever. A client starts from one of them: a
     `random` one, drawn anew in every round, or the one that fits its data `best`. Squared distances are sums over
-    all parameters, so responsibilities are all but one-hot unless λ is tiny or `normalized` divides them.
+    all parameters (running statistics are none), so responsibilities are all but one-hot unless λ is tiny or
+    `normalized` divides them.
     """
 
     members: int = 3
@@ -53,8 +54,10 @@ class Mixture:
     def __post_init__(self) -> None:
         if not 1 <= self.members <= 255:
             raise ConfigError(f"members must lie between 1 and 255, got {self.members}.")
-        if self.precision < 0:
-            raise ConfigError(f"the precision of a mixture must not be negative, got {self.precision}.")
+        if not 0 <= self.precision < math.inf:
+            raise ConfigError(f"the precision of a mixture must be finite and ≥ 0, got {self.precision}.")
+        if self.start_from not in ("random", "best"):
+            raise ConfigError(f"unknown start_from {self.start_from!r}; known: best, random.")
 
     def init(self, task: Task, key: Key) -> Tree:
         """K sets of weights from K keys."""
@@ -97,17 +100,17 @@ class Mixture:
         """A difference for every leaf, and a byte for the centre that it is from."""
         return {**task.spec, _MEMBER: Leaf((1,), torch.uint8)}
 
-    def shift(self, centre: Tree, votes: Iterable[Vote]) -> Tree:
+    def shift(self, centre: Tree, votes: Iterable[Vote], task: Task) -> Tree:
         """Σ_s r_sk (φ_s − w_k) / Σ_s r_sk; a centre that nobody answers for stays."""
-        total, mass = self._pull_of(centre, votes)
+        total, mass = self._pull_of(centre, votes, task)
         for k, weight in enumerate(mass):
             for leaf in subtree(str(k), total).values():
                 leaf.div_(weight or 1.0)
         return total
 
-    def ascent(self, centre: Tree, votes: Iterable[Vote]) -> Tree:
+    def ascent(self, centre: Tree, votes: Iterable[Vote], task: Task) -> Tree:
         """Σ_s r_sk (φ_s − w_k) / S: λ Σ_s r_sk (φ_s − w_k), normalised."""
-        total, mass = self._pull_of(centre, votes)
+        total, mass = self._pull_of(centre, votes, task)
         return {name: leaf / sum(mass) for name, leaf in total.items()}
 
     def model(self, centre: Tree, task: Task) -> Predictor:
@@ -117,12 +120,11 @@ class Mixture:
             probabilities=task.outputs == "logits",
         ).eval()
 
-    def _pull_of(self, centre: Tree, votes: Iterable[Vote]) -> tuple[Tree, list[float]]:
+    def _pull_of(self, centre: Tree, votes: Iterable[Vote], task: Task) -> tuple[Tree, list[float]]:
         """Σ_s r_sk (φ_s − w_k) for every leaf of every centre, and Σ_s r_sk."""
-        names = [name for name in centre if name.startswith("0/")]
-        leaves = [name.removeprefix("0/") for name in names]
-        count = sum(centre[name].numel() for name in names)
-        precision = self.precision / count if self.normalized else self.precision
+        parameters = set(task.trainable)
+        leaves = sorted(task.spec, key=lambda name: name not in parameters)  # parameters first, for the distances
+        precision = self._precision(task)
         total = {name: torch.zeros_like(leaf) for name, leaf in centre.items()}
         mass = [0.0] * self.members
         for vote in votes:
@@ -135,22 +137,22 @@ class Mixture:
                 else torch._foreach_sub(weights, [centre[f"{k}/{name}"] for name in leaves])
                 for k in range(self.members)
             ]
-            shares = responsibilities([squared_norm(gap) for gap in gaps], precision)
+            shares = responsibilities([squared_norm(gap[: len(parameters)]) for gap in gaps], precision)
             for k, (share, gap) in enumerate(zip(shares.tolist(), gaps, strict=True)):
                 torch._foreach_add_([total[f"{k}/{n}"] for n in leaves], gap, alpha=vote.weight * share)
                 mass[k] += vote.weight * share
         return total, mass
 
     def _precision(self, task: Task) -> float:
-        return self.precision / num_values(task.spec) if self.normalized else self.precision
+        parameters = {name: task.spec[name] for name in task.trainable}
+        return self.precision / num_values(parameters) if self.normalized else self.precision
 
     @staticmethod
     def _loss(weights: Tree, task: Task, data: ClientData) -> float:
-        write_state(task.module, weights)
-        task.module.eval()
+        module = task.load(weights).eval()
         x, y = data.train.tensors()
         with torch.no_grad():
-            return float(task.loss(task.module(x.to(task.device)), y.to(task.device)))
+            return float(task.loss(module(x.to(task.device)), y.to(task.device)))
 
 
 class Ensemble(nn.Module):

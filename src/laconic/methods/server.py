@@ -59,7 +59,8 @@ class ServerOptimizer:
                 if isinstance(value, Tensor):
                     new_state[f"{name}/{entry}"] = value
                 elif value is not None:
-                    new_state[f"{name}/{entry}{_NUMBER}"] = torch.tensor(value)
+                    exact = torch.float64 if isinstance(value, float) else torch.int64
+                    new_state[f"{name}/{entry}{_NUMBER}"] = torch.tensor(value, dtype=exact)
         return {name: parameter.detach() for name, parameter in parameters.items()}, new_state
 
     def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -6,6 +6,7 @@ weights after it (the proximal step of the Laplace prior).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -42,9 +43,10 @@ class Solver:
     lr_decay: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(self.lr > 0, "lr", "be positive", self.lr)
+        _require(self.optimizer in _STEPS, "optimizer", f"be one of {', '.join(_STEPS)}", self.optimizer)
+        _require(0 < self.lr < math.inf, "lr", "be positive and finite", self.lr)
         _require(0 <= self.momentum < 1, "momentum", "lie in [0, 1)", self.momentum)
-        _require(self.weight_decay >= 0, "weight_decay", "not be negative", self.weight_decay)
+        _require(0 <= self.weight_decay < math.inf, "weight_decay", "be finite and not negative", self.weight_decay)
         _require(self.local_epochs >= 1, "local_epochs", "be at least 1", self.local_epochs)
         _require(
             self.local_steps is None or self.local_steps >= 1,
@@ -98,13 +100,13 @@ def fit(task: Task, part: Part, solver: Solver, *, round: int, key: Key, pull: P
     lr = solver.rate(round=round)
     step = _STEPS[solver.optimizer](weights, lr, solver)
     total, steps = torch.zeros((), device=task.device), 0
-    for x, y in _batches(part, solver, key):
-        if len(y) < smallest:
-            continue
+    for x, y in _batches(part, solver, key, smallest=smallest):
         loss = task.loss(module(x.to(task.device)), y.to(task.device))
         gradients = list(torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True))
         with torch.no_grad():
             if pull.gradient is not None:
+                # Autograd's own tensors may be views of each other (where weights are added up, say).
+                gradients = [gradient.clone() for gradient in gradients]
                 pull.gradient(weights, gradients)
             step(gradients)
             if pull.project is not None:
@@ -114,12 +116,15 @@ def fit(task: Task, part: Part, solver: Solver, *, round: int, key: Key, pull: P
     return Fit(float(total) / max(steps, 1), steps)
 
 
-def _batches(part: Part, solver: Solver, key: Key) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(part: Part, solver: Solver, key: Key, *, smallest: int) -> Iterator[tuple[Tensor, Tensor]]:
     left = solver.local_steps
     epoch = 0
-    while len(part) and (epoch < solver.local_epochs if left is None else left > 0):
+    usable = min(len(part), solver.batch_size) >= smallest
+    while usable and len(part) and (epoch < solver.local_epochs if left is None else left > 0):
         order = torch.from_numpy(key.fold_in("epoch", epoch).numpy().permutation(len(part)))
         for batch in part.batches(solver.batch_size, order):
+            if len(batch[1]) < smallest:
+                continue
             if left is not None:
                 if left == 0:
                     return
@@ -132,14 +137,15 @@ def _sgd_step(weights: list[Tensor], lr: float, solver: Solver) -> Step:
     velocity: list[Tensor] = []
 
     def step(gradients: list[Tensor]) -> None:
+        # Not in place: autograd's own tensors may be views of each other.
         if solver.weight_decay:
-            torch._foreach_add_(gradients, weights, alpha=solver.weight_decay)
+            gradients = list(torch._foreach_add(gradients, weights, alpha=solver.weight_decay))
         if solver.momentum:
             if velocity:
                 torch._foreach_mul_(velocity, solver.momentum)
                 torch._foreach_add_(velocity, gradients)
             else:
-                velocity.extend(gradients)
+                velocity.extend(gradient.clone() for gradient in gradients)
             gradients = velocity
         torch._foreach_add_(weights, gradients, alpha=-lr)
 

@@ -1,0 +1,55 @@
+# make demo    set everything up in .venv and watch federated training on the embedded digits data
+# make test    set everything up and run checks and tests
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check types lint format fuzz slow bench dist clean
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: check
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+check: lint types
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# What takes minutes: at least twenty kills and resumes, long property tests.
+slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+# A million structured mutants per codec.
+fuzz: $(READY)
+	$(BIN)/python -m tests.codecs.fuzz 1000000
+
+# Ratios measured in one run; nothing else should be running.
+bench: $(READY)
+	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.codecs
+
+# A wheel, tried out in an empty environment far from here.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build
+	sh tests/dist.sh dist/laconic-*.whl $(abspath constraints.txt)
+
+clean:
+	rm -rf $(VENV) dist build runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade-strategy only-if-needed \
+		-c constraints.txt -e ".[dev]"
+	touch $(READY)
