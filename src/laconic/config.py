@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from laconic.codecs import parse
-from laconic.core import ConfigError, checked_settings, did_you_mean, find_object, resolved_settings
+from laconic.core import ConfigError, LaconicError, checked_settings, did_you_mean, find_object, resolved_settings
 from laconic.data import Federation, sources
 from laconic.engine import Schedule
 from laconic.experiment import Experiment, make_task, prepare
@@ -131,7 +131,13 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
 
 def _federation(source: str, settings: dict[str, Any], *, seed: int) -> Federation:
     if ":" in source:
-        made = find_object(source, what="data.source")(**settings)
+        try:
+            made = find_object(source, what="data.source")(**settings)
+        except LaconicError:
+            raise
+        except Exception as error:  # a user's own code: whatever it says is about this setting
+            said = " ".join(str(error).split())
+            raise ConfigError(f"data.source {source!r} failed with {type(error).__name__} ({said}).") from error
         if not isinstance(made, Federation):
             raise ConfigError(f"data.source {source!r} must give a laconic Federation, got {type(made).__name__}.")
         return made

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laconic import codecs
-from laconic.core import ConfigError, Loss, Method, Metric, Task
-from laconic.data import Federation
+from laconic.core import ClientInfo, ConfigError, Key, Loss, Method, Metric, Task
+from laconic.data import Federation, digits
 from laconic.engine import Link, Observer, Run, RunDirectory, Schedule, Simulation, execute
-from laconic.methods import methods
+from laconic.methods import fedavg, methods
 from laconic.models import initialize, load_state, models, user_model
 
 Model = nn.Module | Callable[..., nn.Module] | str
@@ -169,9 +169,19 @@ def fit(
     )
 
 
+def example_update() -> Tensor:
+    """A real update as one vector: what a client of the digits sends after five epochs, with an MLP of 512 neurons."""
+    federation = digits(clients=10)
+    task = make_task(federation, "mlp", {"hidden": [512]})
+    method, key = fedavg().bind(task), Key.from_seed(0)
+    received = method.broadcast(method.init(key), ClientInfo(0, 1, 0), key)
+    update = method.client_update(received, {}, federation.client(0), ClientInfo(0, 1, 0), key)
+    return torch.cat([leaf.flatten() for leaf in update.message.values()])
+
+
 def _checked_device(device: str) -> str:
     try:
-        torch.zeros(1, device=device)
+        float(torch.zeros(1, device=device))  # a value comes back: the meta device computes nothing
     except Exception as error:
         said = str(error).split("\n")[0].rstrip(".")
         raise ConfigError(f"run.device {device!r} cannot be used here: {said}.") from None

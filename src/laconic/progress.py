@@ -63,10 +63,11 @@ class Display:
         number = record["round"]
         self._up += record["bytes_up"]
         self._down += record["bytes_down"]
-        if "global_accuracy" in record:
+        if record.get("global_accuracy") is not None:
             self._judged = f"accuracy {record['global_accuracy']:.4f}"
         elif "global_loss" in record:
-            self._judged = f"loss {record['global_loss']:.4g}"
+            loss = record["global_loss"]
+            self._judged = "loss not finite" if loss is None else f"loss {loss:.4g}"
         for rejection in record.get("rejections", ()):
             self._say(
                 f"round {number}: the reply of client {rejection['client']} was refused: "

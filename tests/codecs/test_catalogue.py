@@ -27,7 +27,7 @@ from laconic.codecs import (
     signsgd,
     topk,
 )
-from laconic.core import Codec, ConfigError, Key
+from laconic.core import Codec, ConfigError, Key, PayloadError
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ class Bytewise:
     def decode(self, source: Source, size: int, alphabet: int) -> Tensor:
         symbols = torch.from_numpy(source.array(size).copy())
         if int(symbols.max()) >= alphabet:
-            raise lc.wire.PayloadError("symbol", "a symbol outside the alphabet")
+            raise PayloadError("symbol", "a symbol outside the alphabet")
         return symbols
 
 
@@ -150,7 +150,7 @@ class Careless(Halve):
 
 
 def test_check_codec_finds_what_is_wrong() -> None:
-    with pytest.raises(AssertionError, match="the payload|accepted|raises"):
+    with pytest.raises(AssertionError, match=r"refuses its own"):
         check_codec(Pipeline((Careless(),), Floats(), text="careless", id=CodecId.CUSTOM))
 
 

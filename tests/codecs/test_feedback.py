@@ -21,8 +21,8 @@ def test_what_was_applied_and_the_residual_add_up_to_what_was_meant(text: str) -
     codec, state = ef(parse(text)), {}
     sent = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in update(0).items() if name != "mask"}
     meant = {name: leaf.clone() for name, leaf in sent.items()}
-    for round in range(20):
-        tree, shared = update(round), Shared(Key.from_seed(round))
+    for turn in range(20):
+        tree, shared = update(turn), Shared(Key.from_seed(turn))
         blob, state = codec.encode(tree, shared, state)
         decoded = codec.decode(blob, spec_of(tree), shared)
         for name in sent:
@@ -42,8 +42,8 @@ def test_an_empty_state_is_no_residual() -> None:
 def test_top_k_with_feedback_gets_everything_across_in_the_end() -> None:
     codec, tree = parse("ef(topk:fraction=0.1)"), {"w": torch.linspace(-1, 1, 100)}
     zero, state, total = {"w": torch.zeros(100)}, codec.init_state(spec_of(tree)), torch.zeros(100)
-    for round in range(12):
-        shared = Shared(Key.from_seed(round))
-        blob, state = codec.encode(tree if round == 0 else zero, shared, state)
+    for turn in range(12):
+        shared = Shared(Key.from_seed(turn))
+        blob, state = codec.encode(tree if turn == 0 else zero, shared, state)
         total += codec.decode(blob, spec_of(tree), shared)["w"]
     torch.testing.assert_close(total, tree["w"])

@@ -104,9 +104,10 @@ torch.set_num_threads(int(sys.argv[1]))
 from laconic.codecs import parse
 from laconic.core import Key, Shared, spec_of, tree_sha256
 tree = {"w": torch.randn(140_000, generator=torch.Generator().manual_seed(0))}
+shared = Shared(Key.from_seed(1))
 for text in sys.argv[2:]:
-    blob, _ = parse(text).encode(tree, Shared(Key.from_seed(1)), {})
-    print(hashlib.sha256(blob).hexdigest(), tree_sha256(parse(text).decode(blob, spec_of(tree), Shared(Key.from_seed(1)))))
+    blob, _ = parse(text).encode(tree, shared, {})
+    print(hashlib.sha256(blob).hexdigest(), tree_sha256(parse(text).decode(blob, spec_of(tree), shared)))
 """
 
 

@@ -164,6 +164,8 @@ class Pipeline:
         def write(values: Tensor, alphabet: int = 0) -> None:
             if not len(values):
                 return
+            if values.stride(0) != 1:
+                values = values.clone(memory_format=torch.contiguous_format)
             if depth == len(self.stages):
                 self.coder.encode(values, alphabet, sink)
             else:

@@ -35,7 +35,7 @@ class Floats:
         cast = values.to(_TYPES[self.dtype])
         if cast.dtype != torch.float32 and not all_finite(cast):
             saturate(cast)
-        sink.write(cast.contiguous().view(torch.uint8).numpy().data)
+        sink.write(cast.view(torch.uint8).numpy().data)
 
     def decode(self, source: Source, size: int, alphabet: int) -> Tensor:
         """Read `size` values as float32."""

@@ -34,6 +34,7 @@ from torch import nn
 
 from laconic.core import ConfigError, RunError, Tree, tree_sha256
 from laconic.engine.checkpoint import Checkpoints
+from laconic.engine.downlink import Downlink
 from laconic.engine.files import cannot_write, remove_temporaries, sync_folder, write_all, write_atomically
 from laconic.engine.ledger import Ledger
 from laconic.engine.simulate import Record, Simulation, State
@@ -281,16 +282,19 @@ class _Whole:
     round: int
     server: Tree
     ledger: Ledger
+    downlink: Downlink | None
 
     @classmethod
     def of(cls, state: State) -> _Whole:
-        return cls(state.round, state.server, replace(state.ledger))
+        down = state.downlink
+        known = None if down is None else Downlink(down.known, list(down.sent), dict(down.seen))
+        return cls(state.round, state.server, replace(state.ledger), known)
 
     def restore(self, state: State) -> bool:
-        """Take the cut round's bytes out of the ledger; False where the round had begun to be kept."""
+        """Take back what the cut round sent; False where the round had begun to be kept."""
         if state.round != self.round or state.server is not self.server:
             return False
-        state.ledger = self.ledger
+        state.ledger, state.downlink = self.ledger, self.downlink
         return True
 
 
