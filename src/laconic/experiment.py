@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laconic import codecs
-from laconic.core import ClientInfo, ConfigError, Key, Loss, Method, Metric, Task
+from laconic.core import ClientInfo, ConfigError, Key, Loss, Method, Metric, Task, tree_sha256
 from laconic.data import Federation, digits
 from laconic.engine import Link, Observer, Run, RunDirectory, Schedule, Simulation, execute
 from laconic.methods import fedavg, methods
@@ -81,12 +81,16 @@ def make_task(
         build, initial = user_model(model, settings)
     if isinstance(init, str | Path):
         init = load_state(Path(init))
+    initial = init if init is not None else initial
+    for name, leaf in (initial or {}).items():
+        if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+            raise ConfigError(f"model.init: {name!r} holds NaN or infinite values.")
     classification = federation.kind == "classification"
     task = Task(
         build,
         loss=loss or (F.cross_entropy if classification else F.mse_loss),
         initialize=first_weights,
-        initial=init if init is not None else initial,
+        initial=initial,
         device=_checked_device(device),
         outputs="logits" if classification else "values",
         **({"metrics": metrics} if metrics is not None else {} if classification else {"metrics": {}}),
@@ -155,14 +159,19 @@ def fit(
     chosen = methods.build(method, {}) if isinstance(method, str) else method
     task = make_task(data, model, loss=loss, metrics=metrics, init=init, device=device)
     simulation = prepare(method=chosen, task=task, federation=data, schedule=schedule, seed=seed, up=up, down=down)
-    named = model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
-    config = {
+    named = model if isinstance(model, str) else _name(model)
+    config: dict[str, dict[str, Any]] = {
         "run": {"name": name, "seed": seed, **vars(schedule), "checkpoint_every": checkpoint_every, "device": device},
         "data": {"source": repr(data)},
         "model": {"name": named},
         "method": {"name": chosen.name, "settings": repr(chosen)},
         "link": {"up": simulation.agreement.link.up.text, "down": simulation.agreement.link.down.text},
     }
+    if out is not None:
+        # Objects have no settings that could be compared when the run is resumed, so their contents are.
+        config["data"]["sha256"] = _data_sha256(data)
+        config["model"]["first_state_sha256"] = tree_sha256(simulation.state.server)
+        config["model"]["loss"] = _name(task.loss)
     experiment = Experiment(simulation, name, config, {"model": named, "data": data.name}, checkpoint_every)
     return experiment.run(
         out=Path(out) if out is not None else None, resume=resume, overwrite=overwrite, observer=observer
@@ -177,6 +186,17 @@ def example_update() -> Tensor:
     received = method.broadcast(method.init(key), ClientInfo(0, 1, 0), key)
     update = method.client_update(received, {}, federation.client(0), ClientInfo(0, 1, 0), key)
     return torch.cat([leaf.flatten() for leaf in update.message.values()])
+
+
+def _name(thing: object) -> str:
+    return getattr(thing, "__name__", type(thing).__name__)
+
+
+def _data_sha256(data: Federation) -> str:
+    tree = {"x": data.x, "y": data.y, "common": data.common}
+    for name, rows in (("train", data.train_rows), ("test", data.test_rows)):
+        tree |= {name: torch.from_numpy(rows.flat), f"{name}_offsets": torch.from_numpy(rows.offsets)}
+    return tree_sha256(tree)
 
 
 def _checked_device(device: str) -> str:

@@ -14,7 +14,7 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -135,7 +135,23 @@ def _plain(default: Any) -> Any:
     return dataclasses.asdict(default) if dataclasses.is_dataclass(type(default)) else default
 
 
+def _check_table(hint: Any, value: Any, *, where: str) -> None:
+    """Refuse keys that no dataclass of the hint has; pydantic would pass over them in silence."""
+    if not isinstance(value, Mapping):
+        return
+    for cls in (hint, *get_args(hint)):
+        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+            hints = get_type_hints(cls)
+            known = [field.name for field in dataclasses.fields(cls)]
+            for key, inner in value.items():
+                if key not in known:
+                    raise ConfigError(f"{where}: unknown key {key!r}; {did_you_mean(str(key), known)}")
+                _check_table(hints[key], inner, where=f"{where}.{key}")
+            return
+
+
 def _checked_value(hint: Any, value: Any, *, where: str) -> Any:
+    _check_table(hint, value, where=where)
     try:
         text = json.dumps(value)
     except TypeError:  # TOML has dates and times, which no setting takes

@@ -1,0 +1,362 @@
+"""Surgery: a model with some of its units physically removed.
+
+What is left computes exactly what the whole model computes when the removed units' weights and biases, and their
+channels of the normalisation layers, are zero:
+
+* a layer loses the rows of its closed units and the columns of the slots that are gone (k·k columns each after
+  `Flatten`); a normalisation layer loses the channels;
+* GroupNorm and LayerNorm divide by the number of channels that they had: removed channels were zeros, and zeros count.
+  Where whole groups of a GroupNorm are gone and the others are whole, an ordinary GroupNorm is left; else a
+  `CountedGroupNorm`;
+* in a residual stream a slot goes only if nothing writes it. A layer that has fewer open units than the stream has
+  channels is sliced all the same, and a `Spread` puts its outputs where they belong.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from laconic.core import ConfigError, Tree, read_state
+from laconic.models.anatomy import Anatomy, Layer, Norm, Pad
+from laconic.models.resnet import PadShortcut
+
+
+
+class Cut(NamedTuple):
+    """What is left of a leaf: indices into its first and its second axis; `None` is all of it."""
+
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+
+    def take(self, leaf: Tensor) -> Tensor:
+        """What is left of a leaf, as a new tensor."""
+        if self.rows is None and self.columns is None:
+            return leaf.clone()
+        part = leaf if self.rows is None else leaf.index_select(0, self.rows)
+        return part if self.columns is None else part.index_select(1, self.columns)
+
+    def add_to(self, leaf: Tensor, part: Tensor, *, alpha: float = 1.0) -> None:
+        """Add a part to the leaf that it was taken from, in place."""
+        if self.rows is None and self.columns is None:
+            leaf.add_(part, alpha=alpha)
+        elif self.columns is None:
+            leaf.index_add_(0, self._rows, part, alpha=alpha)
+        elif self.rows is None:
+            leaf.index_add_(1, self.columns, part, alpha=alpha)
+        else:
+            # Scattered columns in a compact block of rows first: one index_add per axis instead of one per value.
+            wide = leaf.index_select(0, self.rows)
+            wide.index_add_(1, self.columns, part, alpha=alpha)
+            leaf.index_copy_(0, self.rows, wide)
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of what is left."""
+        rows = shape[:1] if self.rows is None else (len(self.rows),)
+        columns = shape[1:2] if self.columns is None else (len(self.columns),)
+        return (*rows, *columns, *shape[2:])
+
+    @property
+    def _rows(self) -> Tensor:
+        assert self.rows is not None  # noqa: S101 - for the type checker
+        return self.rows
+
+
+class Plan(NamedTuple):
+    """Which units and which slots stay, and what that leaves of every leaf that shrinks."""
+
+    open_units: Tensor
+    present: Mapping[int, bool]
+    cuts: Mapping[str, Cut]
+
+
+def plan(anatomy: Anatomy, open_units: Tensor, present: Mapping[int, bool] | None = None) -> Plan:
+    """What is left of each leaf when only some units are open.
+
+    `present` says which slots stay; by default those into which any open unit writes.
+    """
+    present = anatomy.present(open_units) if present is None else present
+    cuts: dict[str, Cut] = {}
+    for layer in anatomy.layers:
+        rows = _index(open_units[layer.first : layer.first + layer.units])
+        if rows is not None and not len(rows):
+            raise ConfigError(f"all units of the layer {layer.name!r} are closed; a layer needs at least one.")
+        columns = None if layer.inputs is None else _index(_mask(layer.inputs, present), layer.columns)
+        if columns is not None and not len(columns):
+            raise ConfigError(f"all inputs of the layer {layer.name!r} are closed; a layer needs at least one.")
+        cuts[layer.weight_leaf] = Cut(rows, columns)
+        if layer.bias:
+            cuts[layer.bias_leaf] = Cut(rows)
+    for norm in anatomy.norms:
+        channels = _index(_channels(anatomy, norm, open_units, present), norm.columns)
+        cuts |= dict.fromkeys(norm.leaves, Cut(channels))
+    return Plan(open_units, present, {name: cut for name, cut in cuts.items() if cut != Cut()})
+
+
+def slice_tree(tree: Mapping[str, Tensor], cuts: Mapping[str, Cut]) -> Tree:
+    """What is left of a model's weights."""
+    return {name: cuts.get(name, Cut()).take(leaf) for name, leaf in tree.items()}
+
+
+def sliced(module: nn.Module, anatomy: Anatomy, chosen: Plan) -> nn.Module:
+    """A smaller copy of a model.
+
+    >>> from laconic.models.anatomy import dissect
+    >>> net = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+    >>> open_units = torch.tensor([True, False, True, True, False, False] + [True, True])
+    >>> anatomy = dissect(net)
+    >>> sliced(net, anatomy, plan(anatomy, open_units))
+    Sequential(
+      (0): Linear(in_features=8, out_features=3, bias=True)
+      (1): ReLU()
+      (2): Linear(in_features=3, out_features=2, bias=True)
+    )
+    """
+    small = copy.deepcopy(module)
+    spreads: dict[str, Spread] = {}
+    for layer in anatomy.layers:
+        _slice_layer(small.get_submodule(layer.name), layer, chosen.cuts)
+        own = chosen.open_units[layer.first : layer.first + layer.units]
+        stays = _mask(layer.outputs, chosen.present)
+        if not torch.equal(own, stays):
+            spreads[layer.meets] = Spread(_index_of(_places(own, stays)), int(stays.sum()))
+    for norm in anatomy.norms:
+        shape = _channels(anatomy, norm, chosen.open_units, chosen.present)
+        if not bool(shape.all()):
+            _replace(small, norm.name, _sliced_norm(small.get_submodule(norm.name), norm, shape, chosen.cuts))
+    for pad in anatomy.pads:
+        _replace(small, pad.name, _sliced_pad(small.get_submodule(pad.name), pad, chosen.present))
+    for name, spread in spreads.items():
+        _replace(small, name, nn.Sequential(small.get_submodule(name), spread))
+    return small
+
+
+class Spread(nn.Module):
+    """Puts channels into the places that they have in a wider stream; the other channels are zero."""
+
+    def __init__(self, places: Tensor, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.register_buffer("places", places, persistent=False)
+        self.places: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The wider value."""
+        out = x.new_zeros(x.shape[0], self.channels, *x.shape[2:])
+        return out.index_copy(1, self.places, x)
+
+    def extra_repr(self) -> str:
+        """What `print` shows."""
+        return f"{len(self.places)} of {self.channels} channels"
+
+
+class SlicedPad(nn.Module):
+    """A `PadShortcut` between streams that lost channels: every `stride`-th pixel, the channels that both have."""
+
+    def __init__(self, kept: Tensor, places: Tensor, channels: int, *, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.channels = channels
+        self.register_buffer("kept", kept, persistent=False)
+        self.register_buffer("places", places, persistent=False)
+        self.kept: Tensor
+        self.places: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Subsample, pick and place."""
+        x = x[:, :, :: self.stride, :: self.stride]
+        out = x.new_zeros(x.shape[0], self.channels, *x.shape[2:])
+        return out.index_copy(1, self.places, x.index_select(1, self.kept))
+
+
+class CountedGroupNorm(nn.Module):
+    """GroupNorm over groups that lost channels: statistics are those of the whole group, its lost channels being zero.
+
+    With n values per channel, c channels in a group and the kept ones' means μ_j and variances σ²_j:
+    μ = Σ_j μ_j / c and σ² = (Σ_j [σ²_j + (μ_j − μ)²] + lost · μ²) / c.
+    """
+
+    def __init__(self, kept: Tensor, groups: int, *, eps: float, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.eps = eps
+        channels, size = len(kept), len(kept) // groups
+        group_of = torch.arange(channels)[kept] // size
+        members = torch.zeros(int(kept.sum()), groups, dtype=weight.dtype)
+        members[torch.arange(len(group_of)), group_of] = 1.0 / size
+        self.register_buffer("members", members, persistent=False)
+        self.register_buffer("lost", 1.0 - members.sum(dim=0), persistent=False)
+        self.register_buffer("group_of", group_of, persistent=False)
+        self.members: Tensor
+        self.lost: Tensor
+        self.group_of: Tensor
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(bias) if bias is not None else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The normalised channels."""
+        flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)
+        variance, mean = torch.var_mean(flat, dim=2, correction=0)
+        centre = mean @ self.members
+        apart = variance + (mean - centre[:, self.group_of]).square()
+        spread = apart @ self.members + self.lost * centre.square()
+        scale = (spread + self.eps).rsqrt()[:, self.group_of] * self.weight
+        shift = -centre[:, self.group_of] * scale
+        if self.bias is not None:
+            shift = shift + self.bias
+        return torch.addcmul(shift.unsqueeze(2), flat, scale.unsqueeze(2)).view(x.shape)
+
+    def extra_repr(self) -> str:
+        """What `print` shows."""
+        return f"{self.members.shape[1]} groups, {self.members.shape[0]} channels, eps={self.eps}"
+
+
+class CountedLayerNorm(nn.Module):
+    """LayerNorm over features of which some are gone: they were zeros, and they count."""
+
+    def __init__(self, features: int, *, eps: float, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.features = features
+        self.eps = eps
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(bias) if bias is not None else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The normalised features."""
+        mean = x.sum(dim=-1, keepdim=True) / self.features
+        lost = self.features - x.shape[-1]
+        total = (x - mean).square().sum(dim=-1, keepdim=True) + lost * mean.square()
+        out = (x - mean) * (total / self.features + self.eps).rsqrt() * self.weight
+        return out if self.bias is None else out + self.bias
+
+    def extra_repr(self) -> str:
+        """What `print` shows."""
+        return f"{len(self.weight)} of {self.features} features, eps={self.eps}"
+
+
+def multiply_adds(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """Multiply-adds of convolutions and linear layers for one input of a shape (without the batch axis).
+
+    >>> multiply_adds(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)), (8,))
+    60
+    """
+    total = 0
+
+    def count(layer: nn.Module, _: object, output: Tensor) -> None:
+        nonlocal total
+        weight = layer.weight
+        assert isinstance(weight, Tensor)  # noqa: S101 - for the type checker
+        total += output.numel() * math.prod(weight.shape[1:])
+
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    hooks = [m.register_forward_hook(count) for m in module.modules() if isinstance(m, kinds)]
+    training = module.training
+    leaf = next(iter(read_state(module).values()))
+    try:
+        with torch.no_grad():
+            module.eval()(torch.zeros(1, *shape, dtype=leaf.dtype, device=leaf.device))
+    finally:
+        module.train(training)
+        for hook in hooks:
+            hook.remove()
+    return total
+
+
+def _slice_layer(layer: nn.Module, found: Layer, cuts: Mapping[str, Cut]) -> None:
+    weight, bias = layer.weight, layer.bias
+    assert isinstance(weight, nn.Parameter)  # noqa: S101 - for the type checker
+    layer.weight = _part(weight, cuts.get(found.weight_leaf, Cut()))
+    if isinstance(bias, nn.Parameter):
+        layer.bias = _part(bias, cuts.get(found.bias_leaf, Cut()))
+    out, inputs = layer.weight.shape[:2]
+    if isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = out, inputs
+    else:
+        layer.out_channels, layer.in_channels = out, inputs  # type: ignore[assignment]
+
+
+def _sliced_norm(layer: nn.Module, norm: Norm, kept: Tensor, cuts: Mapping[str, Cut]) -> nn.Module:
+    cut = cuts[norm.leaves[0]]
+    weight, bias = layer.weight, layer.bias
+    assert isinstance(weight, Tensor)  # noqa: S101 - for the type checker
+    assert bias is None or isinstance(bias, Tensor)  # noqa: S101 - for the type checker
+    small_weight = cut.take(weight.detach())
+    small_bias = None if bias is None else cut.take(bias.detach())
+    if isinstance(layer, nn.LayerNorm):
+        return CountedLayerNorm(len(kept), eps=layer.eps, weight=small_weight, bias=small_bias)
+    if isinstance(layer, nn.GroupNorm):
+        groups = kept.view(layer.num_groups, -1)
+        if bool((groups.all(dim=1) | ~groups.any(dim=1)).all()):
+            return _group_norm(int(groups.any(dim=1).sum()), layer.eps, small_weight, small_bias)
+        return CountedGroupNorm(kept, layer.num_groups, eps=layer.eps, weight=small_weight, bias=small_bias)
+    assert isinstance(layer, _NormBase)  # noqa: S101 - for the type checker
+    layer.num_features = len(small_weight)
+    for name, parameter in list(layer.named_parameters(recurse=False)):
+        setattr(layer, name, _part(parameter, cut))
+    for name, buffer in list(layer.named_buffers(recurse=False)):
+        if buffer.dim():
+            setattr(layer, name, cut.take(buffer))
+    return layer
+
+
+def _group_norm(groups: int, eps: float, weight: Tensor, bias: Tensor | None) -> nn.GroupNorm:
+    layer = nn.GroupNorm(groups, len(weight), eps=eps)
+    layer.weight = nn.Parameter(weight)
+    layer.bias = nn.Parameter(bias if bias is not None else torch.zeros_like(weight))
+    return layer
+
+
+def _sliced_pad(layer: nn.Module, pad: Pad, present: Mapping[int, bool]) -> nn.Module:
+    assert isinstance(layer, PadShortcut)  # noqa: S101 - for the type checker
+    before, after = _mask(pad.before, present), _mask(pad.after, present)
+    common = before & after[: len(before)]
+    if torch.equal(before, after[: len(before)]):
+        return PadShortcut(int(before.sum()), int(after.sum()), stride=layer.stride)
+    places = _index_of(_places(_padded(common, len(after)), after))
+    return SlicedPad(_index_of(_places(common, before)), places, int(after.sum()), stride=layer.stride)
+
+
+def _channels(anatomy: Anatomy, norm: Norm, open_units: Tensor, present: Mapping[int, bool]) -> Tensor:
+    """Which channels of a normalisation layer stay."""
+    if norm.follows is not None:
+        layer = anatomy.layers[norm.follows]
+        return open_units[layer.first : layer.first + layer.units]
+    return _mask(norm.slots, present)
+
+
+def _mask(slots: tuple[int, ...], present: Mapping[int, bool]) -> Tensor:
+    return torch.tensor([present[slot] for slot in slots], dtype=torch.bool)
+
+
+def _index(kept: Tensor, columns: int = 1) -> Tensor | None:
+    """Indices of what is kept, each `columns` wide; `None` if that is all."""
+    if bool(kept.all()):
+        return None
+    return kept.repeat_interleave(columns).nonzero().view(-1)
+
+
+def _places(some: Tensor, of: Tensor) -> Tensor:
+    """Which of the places that `of` keeps are also in `some`."""
+    return some[of]
+
+
+def _index_of(mask: Tensor) -> Tensor:
+    return mask.nonzero().view(-1)
+
+
+def _padded(mask: Tensor, size: int) -> Tensor:
+    return torch.cat([mask, mask.new_zeros(size - len(mask))])
+
+
+def _part(parameter: nn.Parameter, cut: Cut) -> nn.Parameter:
+    return nn.Parameter(cut.take(parameter.detach()), requires_grad=parameter.requires_grad)
+
+
+def _replace(module: nn.Module, name: str, new: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    module.get_submodule(parent)._modules[child] = new

@@ -1,0 +1,260 @@
+"""Codecs on the link: both ways, any number of workers, kept states, honest counts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import laconic as lc
+import laconic.engine.simulate as simulate_module
+from laconic.codecs import parse
+from laconic.codecs.measure import SHOWN
+from laconic.codecs.wire import HEADER_BYTES
+from laconic.core import (
+    ClientData,
+    ClientInfo,
+    ConfigError,
+    Key,
+    PayloadError,
+    Predictor,
+    Reply,
+    Spec,
+    Task,
+    Tree,
+    Update,
+    spec_of,
+)
+from laconic.engine import (
+    Agreement,
+    Link,
+    Schedule,
+    Simulation,
+    receive,
+    sample_cohort,
+    send,
+    simulate,
+    to_everyone,
+    unpack,
+)
+from laconic.experiment import make_task, prepare
+
+FEEDBACK = ("ef(signsgd)", "ef(topk:fraction=0.05)", "ef(eden:bits=1)")
+LOSSY = tuple(text for text in SHOWN if text not in ("float32", "float16", "bfloat16"))
+
+
+def federation(clients: int = 6) -> lc.Federation:
+    return lc.data.digits(clients=clients, partition={"kind": "dirichlet", "alpha": 1.0}, limit=300)
+
+
+def run(up: str, down: str, *, workers: int = 0, rounds: int = 3, cohort: int = 4, **settings: Any) -> lc.Run:
+    return lc.fit(
+        method=lc.fedavg(solver=lc.Solver(lr=0.05, local_epochs=1)),
+        data=federation(),
+        rounds=rounds,
+        cohort=cohort,
+        up=up,
+        down=down,
+        workers=workers,
+        local_eval=False,
+        **settings,
+    )
+
+
+def ready(down: str) -> Simulation:
+    data = federation()
+    return prepare(
+        method=lc.fedavg(),
+        task=make_task(data, "mlp"),
+        federation=data,
+        schedule=Schedule(cohort=2),
+        seed=3,
+        up="float32",
+        down=down,
+    )
+
+
+@pytest.mark.parametrize("codec", [*SHOWN, *FEEDBACK])
+def test_workers_do_not_matter_with_any_codec(codec: str) -> None:
+    down = "float32" if codec.startswith("ef(") else codec
+    alone, together = run(codec, down), run(codec, down, workers=2)
+    assert alone.summary["state_sha256"] == together.summary["state_sha256"]
+    for name in ("bytes_up", "bytes_down"):
+        assert [record[name] for record in alone.history] == [record[name] for record in together.history]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedopt", "fedmedian", "fedensemble"])
+@pytest.mark.parametrize("codec", ["eden:bits=4", "int8"])
+def test_every_method_runs_with_a_lossy_link(method: str, codec: str) -> None:
+    result = lc.fit(method=method, data=federation(), rounds=2, cohort=3, up=codec, down=codec, workers=0)
+    assert result.summary["rejected"] == 0
+    assert result.summary["bits_per_parameter_up"] < 9
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_clients_train_from_what_the_server_knows(codec: str) -> None:
+    """The server's replica and a client's, built from the frames alone, are the same bits."""
+    simulation = ready(codec)
+    agreement, server = simulation.agreement, simulation.state.server
+    assert agreement.sends_changes
+    known = replica = agreement.first_known()
+    for number in range(1, 4):
+        server = {name: leaf + 0.01 * torch.sin(number + leaf) for name, leaf in server.items()}
+        frame, known = send(agreement, server, to_everyone(number), known)
+        replica = receive(agreement, frame, to_everyone(number), replica)
+        assert all(torch.equal(known[name], replica[name]) for name in known)
+
+
+def test_what_is_lost_on_the_way_down_is_sent_later() -> None:
+    """With a server that stands still, what clients know converges to the server's weights."""
+    simulation = ready("eden:bits=2")
+    agreement = simulation.agreement
+    target = {name: leaf + 1 for name, leaf in simulation.state.server.items()}
+    known = agreement.first_known()
+    gaps = []
+    for number in range(1, 9):
+        _, known = send(agreement, target, to_everyone(number), known)
+        gaps.append(sum(float((known[name] - target[f"w/{name}"]).square().sum()) for name in known))
+    assert all(later < 0.3 * earlier for earlier, later in itertools.pairwise(gaps))
+
+
+def test_missed_frames_are_counted() -> None:
+    cohort = 2
+    result = run("float32", "drive", rounds=6, cohort=cohort)
+    parameters = result.summary["parameters"]
+    whole = HEADER_BYTES + 4 * parameters
+    least = HEADER_BYTES + parameters // 8
+    first, *down = [record["bytes_down"] for record in result.history]
+    assert first < cohort * (HEADER_BYTES + 16)  # everybody knows the initial weights
+    assert all(cohort * least <= num_bytes <= cohort * whole for num_bytes in down)
+    assert down[0] < 1.5 * cohort * least  # nobody has missed anything of substance
+    assert max(down) > 1.5 * cohort * least  # later, frames that were missed are sent as well
+
+
+def test_error_feedback_is_refused_on_the_way_down() -> None:
+    with pytest.raises(ConfigError, match=r"link\.down"):
+        run("float32", "ef(signsgd)")
+
+
+class StopAfterThree:
+    """An observer that interrupts a run."""
+
+    def started(self, *, rounds: int, done: int) -> None: ...
+
+    def advanced(self, record: Mapping[str, Any]) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    def finished(self, summary: Mapping[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize("codec", FEEDBACK)
+def test_residuals_and_replicas_survive_a_resume(codec: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"rounds": 6, "out": tmp_path, "checkpoint_every": 2}
+    whole = run(codec, "eden:bits=2", name="whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        run(codec, "eden:bits=2", name="cut", observer=StopAfterThree(), **settings)
+    resumed = run(codec, "eden:bits=2", name="cut", resume=True, **settings)
+    for figure in ("state_sha256", "bytes_up", "bytes_down"):
+        assert resumed.summary[figure] == whole.summary[figure]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A method whose true updates are known beforehand: the server's state is the sum of what was applied."""
+
+    bound: Task | None = None
+    name = "drift"
+    stateful = False
+    per_client = False
+
+    @property
+    def task(self) -> Task:
+        assert self.bound is not None
+        return self.bound
+
+    def bind(self, task: Task) -> Drift:
+        return replace(self, bound=task)
+
+    def init(self, key: Key) -> Tree:
+        return {"sum": torch.zeros(200)}
+
+    def init_client(self, key: Key) -> Tree:
+        return {}
+
+    def broadcast(self, server: Tree, client: ClientInfo, key: Key) -> Tree:
+        return dict(server)
+
+    def broadcast_spec(self, client: ClientInfo, key: Key) -> Spec:
+        return spec_of(self.init(key))
+
+    def truth(self, client: int, round: int) -> Tree:
+        return {"sum": torch.randn(200, generator=Key.from_seed(7).fold_in(client, round).torch())}
+
+    def client_update(self, received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
+        message = self.truth(client.id, client.round)
+        if (client.id, client.round) == NOT_FINITE:
+            message["sum"] = message["sum"] * torch.nan
+        return Update(message)
+
+    def message_spec(self, received: Tree) -> Spec:
+        return spec_of(received)
+
+    def server_update(self, server: Tree, replies: Iterable[Reply], key: Key) -> Tree:
+        total = server["sum"].clone()
+        for reply in replies:
+            total += reply.message["sum"]
+        return {"sum": total}
+
+    def global_model(self, server: Tree) -> Predictor:
+        return self.task.fresh()
+
+    def local_model(self, received: Tree, personal: Tree) -> Predictor:
+        return self.task.fresh()
+
+    def paper_bytes(self, received: Tree, message: Tree) -> int:
+        return 0
+
+
+NOT_FINITE, ALTERED = (1, 3), (2, 4)
+"""(client, round) of a reply that is not finite, and of one that the server refuses."""
+
+
+@pytest.mark.parametrize("codec", FEEDBACK)
+def test_applied_and_residual_add_up_to_the_true_updates(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    genuine = simulate_module.open_reply
+
+    def open_reply(agreement: Agreement, frame: bytes, received: Tree, client: ClientInfo) -> Reply:
+        if (client.id, client.round) == ALTERED:
+            raise PayloadError("checksum", "altered on its way")
+        return genuine(agreement, frame, received, client)
+
+    monkeypatch.setattr(simulate_module, "open_reply", open_reply)
+    data = federation()
+    schedule = Schedule(rounds=8, cohort=5, eval_every=8, workers=0)
+    link = Link(parse(codec), parse("float32"))
+    simulation = Simulation(Drift(), make_task(data, "mlp"), data, link, schedule, seed=0)
+    truth, refused = torch.zeros(200), set()
+    for record in simulation:
+        number = record["round"]
+        out = {rejection["client"] for rejection in record.get("rejections", ())}
+        refused |= {(client, number) for client in out}
+        for client in sample_cohort(simulation.agreement.round_key(number), clients=6, cohort=5):
+            if client not in out:
+                truth += Drift().truth(client, number)["sum"]
+    residual = torch.stack([unpack(packed)["sum"] for packed in simulation.state.codec.values()]).sum(dim=0)
+    assert refused == {NOT_FINITE, ALTERED}
+    torch.testing.assert_close(simulation.state.server["sum"] + residual, truth, rtol=0, atol=1e-4)
+
+
+def test_plain_loop_takes_codecs() -> None:
+    data = federation()
+    records = simulate(
+        lc.fedavg(), data, task=make_task(data, "mlp"), up=parse("drive"), down=parse("float32"), rounds=2, cohort=2
+    )
+    assert [record["round"] for record in records] == [1, 2]
