@@ -18,7 +18,7 @@ METHODS = {
 }
 
 
-def main() -> None:
+def main(rounds: int = 60) -> None:
     console = Console()
     data = lc.data.digits(clients=50, partition={"kind": "dirichlet", "alpha": 1.0})
     console.print(f"{data}\n", highlight=False)
@@ -28,7 +28,7 @@ def main() -> None:
     for name, method in METHODS.items():
         console.rule(name, align="left")
         display = Display(Console(stderr=True))
-        summary = lc.fit(method=method, data=data, rounds=60, cohort=10, eval_every=10, observer=display).summary
+        summary = lc.fit(method=method, data=data, rounds=rounds, cohort=10, eval_every=10, observer=display).summary
         table.add_row(
             name,
             f"{100 * summary['global_accuracy']:.1f} %",

@@ -24,6 +24,7 @@ from laconic.core import (
     Tree,
     Update,
     UserError,
+    accuracy,
 )
 from laconic.data import Federation
 from laconic.engine import Run, simulate
@@ -71,6 +72,7 @@ __all__ = [
     "Task",
     "Tree",
     "Update",
+    "accuracy",
     # errors
     "LaconicError",
     "UserError",
