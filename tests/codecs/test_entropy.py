@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laconic.codecs import Sink, Source, parse, read_indices, read_symbols, write_indices, write_symbols
+from laconic.codecs.check import mutated
 from laconic.codecs.entropy import Code, IndexCode, log2_choose
 from laconic.core import Key, PayloadError, Shared
 
@@ -173,6 +174,47 @@ def test_malformed_symbols(blob: bytes, reason: str) -> None:
     with pytest.raises(PayloadError) as caught:
         read_symbols(Source(blob), 12, 2)
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("code", list(Code))
+def test_mutants_of_every_code(code: Code) -> None:
+    theta = torch.rand(3000, generator=torch.Generator().manual_seed(1)) ** 4
+    drift = torch.linspace(0.001, 0.999, 20_000)
+    symbols = {
+        Code.PACKED: bits(3000, 0.5),
+        Code.CONSTANT: bits(3000, 0.0),
+        Code.STATIC: bits(3000, 0.1),
+        Code.ADAPTIVE: bits(20_000, drift),
+        Code.GIVEN: bits(3000, theta),
+    }[code]
+    known = theta if code == Code.GIVEN else None
+    blob = written(symbols, 2, known)
+    assert blob[0] == code or (code, blob[0]) == (Code.CONSTANT, Code.ADAPTIVE)
+    for mutant in mutated(blob, 1000, np.random.default_rng(0)):
+        try:
+            decoded = read_symbols(Source(mutant), len(symbols), 2, given=known)
+        except PayloadError:
+            continue
+        assert len(decoded) == len(symbols)
+        assert int(decoded.max()) < 2
+
+
+def test_mutants_of_indices() -> None:
+    random = np.random.default_rng(0)
+    clustered = np.unique(np.concatenate([random.integers(a, a + 3000, 2000) for a in (500, 70_000)]))
+    for index, code in ((np.sort(random.choice(90_000, 400, replace=False)), 1), (clustered, 2)):
+        sink = Sink()
+        write_indices(sink, index, 90_000)
+        assert sink.getvalue()[0] == code
+        for mutant in mutated(sink.getvalue(), 2000, random):
+            try:
+                decoded = read_indices(Source(mutant), len(index), 90_000)
+            except PayloadError:
+                continue
+            assert len(decoded) == len(index)
+            assert decoded[0] >= 0
+            assert decoded[-1] < 90_000
+            assert bool((np.diff(decoded) > 0).all())
 
 
 def test_a_symbol_outside_the_alphabet_is_refused() -> None:

@@ -103,7 +103,7 @@ import hashlib, sys, torch
 torch.set_num_threads(int(sys.argv[1]))
 from laconic.codecs import parse
 from laconic.core import Key, Shared, spec_of, tree_sha256
-tree = {"w": torch.randn(140_000, generator=torch.Generator().manual_seed(0))}
+tree = {"w": torch.randn(70_000, generator=torch.Generator().manual_seed(0))}
 shared = Shared(Key.from_seed(1))
 for text in sys.argv[2:]:
     blob, _ = parse(text).encode(tree, shared, {})
@@ -120,7 +120,7 @@ def test_bytes_and_values_do_not_depend_on_the_number_of_threads() -> None:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": threads},
         ).stdout
-        for threads in ("1", "2", "3")
+        for threads in ("1", "3")
     }
     assert len(printed) == 1
 

@@ -46,7 +46,7 @@ def test_leaves_sys_path_as_it_was(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("own_nets", '\'own_nets\' must have the form "module.path:Name"'),
+        ("own_nets", "'own_nets' must have the form \"module.path:Name\""),
         (":make", "must have the form"),
         ("own_nets:", "must have the form"),
         ("", "must have the form"),

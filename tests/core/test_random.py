@@ -123,10 +123,14 @@ def test_isolated_leaves_the_global_generator_as_it_was() -> None:
 
 
 def test_isolated_leaves_it_so_after_an_error() -> None:
+    def fails() -> None:
+        with isolated(ROOT):
+            torch.rand(10)
+            raise ZeroDivisionError
+
     before = torch.random.get_rng_state()
-    with pytest.raises(ZeroDivisionError), isolated(ROOT):
-        torch.rand(10)
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        fails()
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from laconic.codecs import Direction, Header, parse, seal, unseal
+from laconic.codecs import Direction, seal, unseal
 from laconic.core import ClientInfo, Key, Part, PayloadError, Task, accuracy
-from laconic.engine import Agreement, Link, Score, client_round, evaluate, open_reply, receive, send, to_everyone
+from laconic.engine import Agreement, Score, client_round, evaluate, open_reply, receive, send, to_everyone
 
 CLIENT = ClientInfo(3, 1, 0)
 
@@ -171,9 +171,3 @@ def test_a_turn_leaves_its_inputs_alone(toys: Any) -> None:
     for tree, old in zip((received, state, simulation.state.server), before, strict=True):
         assert all(torch.equal(tree[name], old[name]) for name in old)
 
-
-def test_a_link_is_a_pair_of_codecs(toys: Any) -> None:
-    link = Link(parse("float16"), parse("float32"))
-    assert (link.up.text, link.down.text) == ("float16", "float32")
-    header = Header(direction=Direction.UP, codec=link.up.id, round=1, client=3, fingerprint=bytes(8), weight=1)
-    assert refused(toys.simulation().agreement, seal(header, b""), {}) == "codec"

@@ -17,7 +17,14 @@ def words(key: Key, size: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
 
 def uniform(key: Key, size: int) -> Tensor:
     """Independent numbers in [0, 1), multiples of 2^-24: sums and products with them round as on any machine."""
-    return torch.from_numpy((words(key, size) >> 8).astype(np.float32)).mul_(2.0**-24)
+    drawn = words(key, size)
+    drawn >>= 8
+    return torch.from_numpy(drawn.astype(np.float32)).mul_(2.0**-24)
+
+
+def bernoulli(key: Key, size: int, probability: float) -> Tensor:
+    """Independent bools that are true with a probability below 1."""
+    return torch.from_numpy(words(key, size) < np.uint32(probability * 2.0**32))
 
 
 def flip_signs(values: Tensor, key: Key) -> None:

@@ -32,7 +32,7 @@ Indices = npt.NDArray[np.int64]
 
 _BLOCK = 1024  # symbols between two adaptations
 _MEMORY = 8  # blocks that the adaptive model remembers, about
-_SLICE = 1 << 16  # symbols at a time where a probability for each would take much memory
+_SLICE = 1 << 16  # symbols at a time, where something wider than a symbol is needed for each
 _ESCAPE = 255
 _CLOSEST = 2.0**-16  # a given probability is never closer to 0 or 1: a wrong guess costs 16 bits, not everything
 _WEIGHTS = np.array([round(2 ** (32 - step / 8)) for step in range(255)], np.float64)
@@ -123,7 +123,7 @@ def read_symbols(source: Source, size: int, alphabet: int, *, given: Tensor | No
     elif code == Code.CONSTANT:
         symbols = np.full(size, source.read_uint(alphabet - 1), dtype)
     elif code == Code.STATIC:
-        symbols = _read_static(source, size, alphabet).astype(dtype)
+        symbols = _read_static(source, size, alphabet, dtype)
     elif code == Code.ADAPTIVE and alphabet == 2:
         symbols = _read_adaptive(source, size)
     elif code == Code.GIVEN and given is not None:
@@ -134,7 +134,7 @@ def read_symbols(source: Source, size: int, alphabet: int, *, given: Tensor | No
 
 
 def write_indices(sink: Sink, index: Indices, size: int) -> None:
-    """Write a set of indices below `size`, in increasing order: as gaps between them, or as a bitmap.
+    """Write a set of indices below `size`, in increasing order: as gaps between them (up to a quarter), or as a bitmap.
 
     Gaps of a random set are geometric. A gap's lowest bits are all but uniform and are sent as such; its upper part has
     a geometric distribution that both ends know (from the number of indices), or a table where that is shorter.
@@ -170,8 +170,10 @@ def write_indices(sink: Sink, index: Indices, size: int) -> None:
 
         return _Candidate(table_bytes + _coded_bytes(bits), code, write)
 
-    candidates = [gap_code(IndexCode.GEOMETRIC, _geometric(count, size, shift)[present], 1)]
-    if len(present) > 1:
+    candidates = []
+    if 4 * count <= size:
+        candidates.append(gap_code(IndexCode.GEOMETRIC, _geometric(count, size, shift)[present], 1))
+    if 4 * count <= size and len(present) > 1:
         candidates.append(gap_code(IndexCode.TABLE, _weights(table)[1], 2 + len(table)))
     if 16 * count >= size:  # for fewer indices a bitmap is never shorter, and looking at all of it takes time
         bitmap = torch.zeros(size, dtype=torch.uint8)
@@ -195,7 +197,7 @@ def read_indices(source: Source, count: int, size: int) -> Indices:
         if len(ones) != count:
             raise PayloadError("count", f"a bitmap of {len(ones)} indices, but {count} were expected")
         return ones
-    if code not in (IndexCode.GEOMETRIC, IndexCode.TABLE):
+    if code not in (IndexCode.GEOMETRIC, IndexCode.TABLE) or 4 * count > size:
         raise PayloadError("coder", f"indices in code {code}, which has no meaning here")
     shift = _gap_shift(count, size)
     table = source.array(source.read_uint(_ESCAPE + 1)) if code == IndexCode.TABLE else np.zeros(0, np.uint8)
@@ -203,15 +205,20 @@ def read_indices(source: Source, count: int, size: int) -> Indices:
     with _guarded():
         coder = constriction.stream.stack.AnsCoder(_read_words(source))
         model = _gap_model(IndexCode(code), table, count, size, shift)
-        steps = coder.decode(model, total).astype(np.int64)
+        steps = coder.decode(model, total)
         low = coder.decode(constriction.stream.model.Uniform(1 << shift), count) if shift else np.zeros(count, np.int32)
         _check_empty(coder)
     if code == IndexCode.TABLE:
-        steps = np.flatnonzero(table)[steps]
+        steps = np.take(np.flatnonzero(table).astype(np.int32), steps)
     ends = steps < _ESCAPE
     if np.count_nonzero(ends) != count or not ends[-1]:
         raise PayloadError("count", f"{np.count_nonzero(ends)} indices, but {count} were expected")
-    index: Indices = np.cumsum(steps << shift)[ends] + np.cumsum(low.astype(np.int64) + 1) - 1
+    index: Indices = np.cumsum(steps, dtype=np.int64)
+    index = index if total == count else index[ends]
+    index <<= shift
+    low += 1
+    index += np.cumsum(low, dtype=np.int64)
+    index -= 1
     if index[-1] >= size:
         raise PayloadError("index", f"an index of {index[-1]}, but there are only {size} values")
     return index
@@ -260,13 +267,17 @@ def _write_static(sink: Sink, symbols: Symbols, table: npt.NDArray[np.uint8]) ->
     _write_words(sink, coder.get_compressed())
 
 
-def _read_static(source: Source, size: int, alphabet: int) -> npt.NDArray[Any]:
+def _read_static(source: Source, size: int, alphabet: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     present, probabilities = _weights(source.array(alphabet))
+    symbols = np.empty(size, dtype)
     with _guarded():
         coder = constriction.stream.stack.AnsCoder(_read_words(source))
-        ranks: npt.NDArray[np.int32] = coder.decode(_categorical(probabilities), size)
+        model = _categorical(probabilities)
+        for part in _slices(size):
+            ranks = coder.decode(model, part.stop - part.start)
+            symbols[part] = ranks if len(present) == alphabet else np.take(present, ranks)
         _check_empty(coder)
-    return ranks if len(present) == alphabet else np.take(present.astype(np.int32), ranks)
+    return symbols
 
 
 def _write_adaptive(sink: Sink, bits: Symbols) -> None:
@@ -314,8 +325,7 @@ def _adapted(ones: int, total: int, new_ones: int, new_total: int) -> tuple[int,
 def _write_given(sink: Sink, bits: Symbols, given: Tensor) -> None:
     coder = constriction.stream.stack.AnsCoder()
     model = constriction.stream.model.Bernoulli(perfect=False)
-    for start in reversed(range(0, len(bits), _SLICE)):
-        part = slice(start, start + _SLICE)
+    for part in reversed(_slices(len(bits))):
         coder.encode_reverse(bits[part].astype(np.int32), model, _clipped(given[part]))
     _write_words(sink, coder.get_compressed())
 
@@ -325,18 +335,20 @@ def _read_given(source: Source, given: Tensor) -> npt.NDArray[np.uint8]:
     model = constriction.stream.model.Bernoulli(perfect=False)
     with _guarded():
         coder = constriction.stream.stack.AnsCoder(_read_words(source))
-        for start in range(0, len(bits), _SLICE):
-            part = slice(start, start + _SLICE)
+        for part in _slices(len(bits)):
             bits[part] = coder.decode(model, _clipped(given[part]))
         _check_empty(coder)
     return bits
 
 
 def _surprises(bits: Symbols, given: Tensor) -> Iterator[Probabilities]:
-    for start in range(0, len(bits), _SLICE):
-        part = slice(start, start + _SLICE)
+    for part in _slices(len(bits)):
         probability = _clipped(given[part])
         yield -np.log2(np.where(bits[part], probability, 1 - probability))
+
+
+def _slices(size: int) -> list[slice]:
+    return [slice(start, min(start + _SLICE, size)) for start in range(0, size, _SLICE)]
 
 
 # --- probabilities ------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs.compose import Read, Write
-from laconic.codecs.draws import uniform
+from laconic.codecs.draws import bernoulli, uniform
 from laconic.codecs.stream import SMALLEST, Sink, Source
 from laconic.core import ConfigError, Key, PayloadError
 
@@ -150,7 +150,7 @@ class LloydMax:
             return
         cells, product = [], 0.0
         for bits, group in self._groups(len(values), key):
-            part = values if group is None else values[group]
+            part = values if group is None else values.masked_select(group)
             cells.append((cell_of(part, bits, deviation), 1 << bits))
             product += sum_of(look_up(_centroids(bits), cells[-1][0]).mul_(part))
         if sink.write_scale(squares / product):
@@ -164,14 +164,15 @@ class LloydMax:
         for bits, group in self._groups(size, key) if scale else []:
             if group is None:
                 return look_up(_centroids(bits) * scale, rest(size, 1 << bits))
-            values[group] = look_up(_centroids(bits) * scale, rest(int(group.sum()), 1 << bits))
+            symbols = rest(int(torch.count_nonzero(group)), 1 << bits)
+            values.masked_scatter_(group, look_up(_centroids(bits) * scale, symbols))
         return values
 
     def _groups(self, size: int, key: Key) -> list[tuple[int, Tensor | None]]:
         whole = math.floor(self.bits)
         if whole == self.bits:
             return [(whole, None)]
-        more = uniform(key, size) < self.bits - whole
+        more = bernoulli(key, size, self.bits - whole)
         return [(whole, ~more), (whole + 1, more)]
 
 

@@ -41,7 +41,7 @@ class Rotate:
         parts = torch.split(rotated, sides)
         scales = [sink.write_scale(math.sqrt(sum_of_squares(part) / len(part))) for part in parts]
         for part, scale in zip(parts, scales, strict=True):
-            part.copy_(hadamard(part).div_(scale * math.sqrt(len(part))) if scale else torch.zeros(1))
+            hadamard_(part).div_(scale * math.sqrt(len(part))) if scale else part.zero_()
         if any(scales):
             rest(rotated)
 
@@ -53,7 +53,7 @@ class Rotate:
             return torch.zeros(size)
         rotated = rest(sum(sides))
         for part, scale in zip(torch.split(rotated, sides), scales, strict=True):
-            part.copy_(hadamard(part).mul_(scale / math.sqrt(len(part))) if scale else torch.zeros(1))
+            hadamard_(part).mul_(scale / math.sqrt(len(part)))
         flip_signs(rotated, key)
         return rotated[:size]
 
@@ -71,30 +71,31 @@ def chunks(size: int) -> list[int]:
     return [*sides, 1 << (remainder - 1).bit_length()] if remainder else sides
 
 
-def hadamard(values: Tensor) -> Tensor:
-    """The Walsh–Hadamard transform (not normalised) of a vector whose size is a power of two.
+def hadamard_(values: Tensor) -> Tensor:
+    """The Walsh–Hadamard transform (not normalised) of a vector whose size is a power of two, in place.
 
     H of size 2^(a+b+…) is the Kronecker product of those of size 2^a, 2^b, …: a few small matrix products, which a CPU
     does faster than butterflies. Only sums of at most 64 terms are left to the library, whatever its threads.
 
-    >>> hadamard(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    >>> hadamard_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     tensor([10., -2., -4.,  0.])
     """
     product = torch.matmul if len(values) > _SMALL else _small_product
     exponent = len(values).bit_length() - 1
     factors = max(1, -(-exponent // 6))
-    stride = 1
+    old, new, stride = values, torch.empty_like(values), 1
     for i in range(factors):
         side = 1 << ((exponent + i) // factors)
-        block = values.view(-1, side, stride) if i else values.view(-1, side)
-        values = product(_matrix(side), block) if i else product(block, _matrix(side))
-        stride *= side
-    return values.reshape(-1)
+        block = (-1, side, stride) if i else (-1, side)
+        pair = (_matrix(side), old.view(block)) if i else (old.view(block), _matrix(side))
+        product(*pair, out=new.view(block))
+        old, new, stride = new, old, stride * side
+    return values if old is values else values.copy_(old)
 
 
-def _small_product(a: Tensor, b: Tensor) -> Tensor:
+def _small_product(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     # torch wakes its threads for the smallest matrices, which takes a hundred times longer on a busy machine.
-    return torch.from_numpy(np.matmul(a.numpy(), b.numpy()))
+    np.matmul(a.numpy(), b.numpy(), out=out.numpy())
 
 
 @functools.cache

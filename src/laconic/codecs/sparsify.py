@@ -31,7 +31,7 @@ class TopK:
 
     def encode(self, values: Tensor, key: Key, sink: Sink, rest: Write) -> None:
         """Indices, then values."""
-        index = largest(values.abs().numpy(), kept(len(values), self.fraction))
+        index = np.flatnonzero(largest(values.abs().numpy(), kept(len(values), self.fraction)))
         write_indices(sink, index, len(values))
         rest(values[torch.from_numpy(index)])
 
@@ -52,15 +52,16 @@ class RandomK:
 
     def encode(self, values: Tensor, key: Key, sink: Sink, rest: Write) -> None:
         """Values."""
-        index = self._pattern(len(values), key)
-        rest(saturate(values[torch.from_numpy(index)] * (len(values) / len(index))))
+        chosen = values.masked_select(self._pattern(len(values), key))
+        rest(saturate(chosen.mul_(len(values) / len(chosen))))
 
     def decode(self, source: Source, size: int, key: Key, rest: Read) -> Tensor:
-        """Values at the indices of the pattern."""
-        return scatter(self._pattern(size, key), size, rest)
+        """Values where the pattern has them."""
+        pattern = self._pattern(size, key)
+        return torch.zeros(size).masked_scatter_(pattern, rest(kept(size, self.fraction)))
 
-    def _pattern(self, size: int, key: Key) -> Indices:
-        return largest(words(key, size), kept(size, self.fraction))
+    def _pattern(self, size: int, key: Key) -> Tensor:
+        return torch.from_numpy(largest(words(key, size), kept(size, self.fraction)))
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,30 @@ def kept(size: int, fraction: float) -> int:
     return max(1, math.floor(fraction * size + 0.5))
 
 
-def largest(scores: npt.NDArray[np.float32] | npt.NDArray[np.uint32], count: int) -> Indices:
-    """The indices of the largest scores, in increasing order; of equal scores the first."""
-    bar = np.partition(scores, len(scores) - count)[len(scores) - count]
-    keep = scores >= bar
+Scores = npt.NDArray[np.float32] | npt.NDArray[np.uint32]
+
+
+def largest(scores: Scores, count: int) -> npt.NDArray[np.bool_]:
+    """Which scores are the largest; of equal scores the first."""
+    bar = _bar(scores, count)
+    keep: npt.NDArray[np.bool_] = scores >= bar
     if surplus := int(np.count_nonzero(keep)) - count:
         keep[np.flatnonzero(scores == bar)[-surplus:]] = False
-    return np.flatnonzero(keep)
+    return keep
+
+
+def _bar(scores: Scores, count: int) -> np.float32 | np.uint32:
+    """The smallest of the `count` largest scores. A sample tells about where it is, so that few need to be ordered."""
+    sample = np.sort(scores[::64])
+    near, margin = round(len(sample) * (1 - count / len(scores))), 3 * math.isqrt(len(sample))
+    low, high = sample[max(near - margin, 0)], sample[min(near + margin, len(sample) - 1)]
+    above = int(np.count_nonzero(scores > high))
+    window = scores[(scores >= low) & (scores <= high)]
+    if not 0 < count - above <= len(window):  # the sample misled us
+        above, window = 0, scores
+    place = len(window) - (count - above)
+    bar: np.float32 | np.uint32 = np.partition(window, place)[place]
+    return bar
 
 
 def scatter(index: Indices, size: int, rest: Read) -> Tensor:

@@ -1,12 +1,14 @@
 """Methods: what a client learns, what it sends and how the server combines it."""
 
-from laconic.methods.catalogue import fedavg, fedensemble, fedmedian, fedopt, fedprox, methods
+from laconic.methods.catalogue import fedavg, feddrop, fedensemble, fedmedian, fedopt, fedprox, fedsparse, methods
 from laconic.methods.em import EM, Prior, Start, Vote, weighted_mean
 from laconic.methods.gaussian import Gaussian
 from laconic.methods.laplace import Laplace, median
 from laconic.methods.mixture import Ensemble, Mixture, responsibilities
 from laconic.methods.server import ServerOptimizer
-from laconic.methods.solvers import Fit, Pull, Solver, adam, fit, sgd
+from laconic.methods.solvers import Fit, Latent, Pull, Solver, adam, fit, sgd
+from laconic.methods.spike_slab import SpikeSlab
+from laconic.methods.submodel import SubModel
 
 __all__ = [
     "EM",
@@ -14,19 +16,24 @@ __all__ = [
     "Fit",
     "Gaussian",
     "Laplace",
+    "Latent",
     "Mixture",
     "Prior",
     "Pull",
     "ServerOptimizer",
     "Solver",
+    "SpikeSlab",
     "Start",
+    "SubModel",
     "Vote",
     "adam",
     "fedavg",
+    "feddrop",
     "fedensemble",
     "fedmedian",
     "fedopt",
     "fedprox",
+    "fedsparse",
     "fit",
     "median",
     "methods",

@@ -14,6 +14,8 @@ from laconic.methods.laplace import Laplace
 from laconic.methods.mixture import Mixture
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Solver
+from laconic.methods.spike_slab import PRESETS, Sparsity, SpikeSlab, one_of
+from laconic.methods.submodel import SubModel
 
 
 def fedavg(*, weighting: Weighting = "uniform", solver: Solver = Solver()) -> EM:
@@ -62,4 +64,63 @@ def fedensemble(
     return EM("fedensemble", Mixture(members, precision, normalized, start_from), solver, server, weighting)
 
 
-methods: Registry[Method] = Registry("method", [fedavg, fedprox, fedopt, fedmedian, fedensemble])
+def fedsparse(
+    *,
+    sparsity: Sparsity = "mid",
+    lambda0: float | None = None,
+    lambda_: float = 0.0,
+    xi: float = 1e-4,
+    temperature: float = 1e-3,
+    epsilon: float = 0.1,
+    l0_count: Literal["params", "groups"] = "params",
+    structured: bool = True,
+    gate_output: bool = False,
+    prune: bool = True,
+    gates: Literal["sampled", "open"] = "sampled",
+    threshold_lr: float = 1e-3,
+    server: ServerOptimizer | None = ServerOptimizer("adam", lr=0.01),
+    thresholds: ServerOptimizer = ServerOptimizer("adamax", lr=0.01),
+    weighting: Weighting = "uniform",
+    solver: Solver = Solver(),
+) -> SpikeSlab:
+    """A spike-and-slab prior: filters and neurons that do not pay are closed for good (Louizos et al., 2021).
+
+    `sparsity` is a preset of `lambda0` (5e-7, 5e-6, 5e-5); `lambda0` itself goes before it.
+    """
+    one_of("sparsity", sparsity, tuple(PRESETS))
+    return SpikeSlab(
+        "fedsparse",
+        PRESETS[sparsity] if lambda0 is None else lambda0,
+        lambda_,
+        xi,
+        temperature,
+        epsilon,
+        l0_count,
+        structured,
+        gate_output,
+        prune,
+        gates,
+        threshold_lr,
+        solver,
+        server,
+        thresholds,
+        weighting,
+    )
+
+
+def feddrop(
+    *,
+    conv_rate: float = 0.1,
+    fc_rate: float = 0.5,
+    first_rate: float = 0.01,
+    streams: Literal["shared", "kept"] = "shared",
+    scale: bool = False,
+    server: ServerOptimizer | None = ServerOptimizer("adam", lr=0.01),
+    weighting: Weighting = "uniform",
+    solver: Solver = Solver(),
+) -> SubModel:
+    """Federated dropout: every client trains a sub-model without some of the units (Caldas et al., 2018)."""
+    return SubModel("feddrop", conv_rate, fc_rate, first_rate, streams, scale, solver, server, weighting)
+
+
+methods: Registry[Method] = Registry("method", [fedavg, fedprox, fedopt, fedmedian, fedensemble, fedsparse, feddrop])

@@ -1,13 +1,14 @@
 """Local solvers: the one loop in which a client fits its weights.
 
 A prior takes part through a `Pull`: it may add to the gradient before a step (Gaussian, mixture) and it may move the
-weights after it (the proximal step of the Laplace prior).
+weights after it (the proximal step of the Laplace prior). A prior with latent variables beside the weights (gates,
+masks) takes part through a `Latent`: it draws them for every mini-batch and learns their distribution.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -83,6 +84,15 @@ class Pull(NamedTuple):
     """(weights, learning rate): moves `weights` after the step."""
 
 
+class Latent(NamedTuple):
+    """Variables beside the weights, drawn anew for every mini-batch; lists are the trainable leaves, in order."""
+
+    draw: Callable[[list[Tensor]], tuple[Mapping[str, Tensor], list[Tensor]]]
+    """(weights): the leaves that stand in for the module's own, by name, and the draws that they depend on."""
+    learn: Callable[[list[Tensor], list[Tensor]], None]
+    """(weights, gradients by the draws): moves the distribution that draws come from."""
+
+
 class Fit(NamedTuple):
     """What a fit was."""
 
@@ -90,7 +100,16 @@ class Fit(NamedTuple):
     steps: int
 
 
-def fit(task: Task, part: Part, solver: Solver, *, round: int, key: Key, pull: Pull | None = None) -> Fit:
+def fit(
+    task: Task,
+    part: Part,
+    solver: Solver,
+    *,
+    round: int,
+    key: Key,
+    pull: Pull | None = None,
+    latent: Latent | None = None,
+) -> Fit:
     """Train `task.module` from the weights that it holds on one client's examples, in place."""
     pull = pull or Pull()
     module = task.module.train()
@@ -101,9 +120,18 @@ def fit(task: Task, part: Part, solver: Solver, *, round: int, key: Key, pull: P
     step = _STEPS[solver.optimizer](weights, lr, solver)
     total, steps = torch.zeros((), device=task.device), 0
     for x, y in _batches(part, solver, key, smallest=smallest):
-        loss = task.loss(module(x.to(task.device)), y.to(task.device))
-        gradients = list(torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True))
+        x, y = x.to(task.device), y.to(task.device)
+        if latent is None:
+            draws: list[Tensor] = []
+            loss = task.loss(module(x), y)
+        else:
+            stand_ins, draws = latent.draw(weights)
+            loss = task.loss(torch.func.functional_call(module, dict(stand_ins), (x,)), y)
+        gradients = list(torch.autograd.grad(loss, [*weights, *draws], allow_unused=True, materialize_grads=True))
         with torch.no_grad():
+            if latent is not None:
+                latent.learn(weights, gradients[len(weights) :])
+                del gradients[len(weights) :]
             if pull.gradient is not None:
                 # Autograd's own tensors may be views of each other (where weights are added up, say).
                 gradients = [gradient.clone() for gradient in gradients]
@@ -160,6 +188,26 @@ def _adam_step(weights: list[Tensor], lr: float, solver: Solver) -> Step:
             weight.grad = gradient
         optimizer.step()
         optimizer.zero_grad()
+
+    return step
+
+
+def adamax_step(parameter: Tensor, lr: float) -> Callable[[Tensor], None]:
+    """A function that moves one parameter, in place, by Adamax (Kingma & Ba, 2015) with its usual settings.
+
+    >>> v = torch.zeros(2)
+    >>> adamax_step(v, lr=0.1)(torch.tensor([3.0, 0.0]))
+    >>> v
+    tensor([-0.1000,  0.0000])
+    """
+    first, last, count = torch.zeros_like(parameter), torch.zeros_like(parameter), 0
+
+    def step(gradient: Tensor) -> None:
+        nonlocal count
+        count += 1
+        first.lerp_(gradient, 1 - 0.9)
+        torch.maximum(last.mul_(0.999), gradient.abs().add_(1e-8), out=last)
+        parameter.addcdiv_(first, last, value=-lr / (1 - 0.9**count))
 
     return step
 

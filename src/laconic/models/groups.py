@@ -168,7 +168,7 @@ class Groups:
 
 
 def find_groups(module: nn.Module, *, structured: bool = True, gate_output: bool = False) -> Groups:
-    """The gate groups of a model; `ConfigError` where it has none, or has layers that units cannot be followed through."""
+    """The gate groups of a model; `ConfigError` where it has none, or where its units cannot be followed."""
     anatomy = dissect(module)
     gated = [layer for layer in anatomy.layers if not layer.output]
     heads = [layer for layer in anatomy.layers if layer.output] if gate_output else []

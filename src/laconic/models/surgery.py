@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from laconic.core import ConfigError, Tree, read_state
-from laconic.models.anatomy import Anatomy, Layer, Norm, Pad
+from laconic.models.anatomy import ALWAYS, Anatomy, Layer, Norm, Pad
 from laconic.models.resnet import PadShortcut
-
 
 
 class Cut(NamedTuple):
@@ -127,9 +126,10 @@ def sliced(module: nn.Module, anatomy: Anatomy, chosen: Plan) -> nn.Module:
         if not torch.equal(own, stays):
             spreads[layer.meets] = Spread(_index_of(_places(own, stays)), int(stays.sum()))
     for norm in anatomy.norms:
-        shape = _channels(anatomy, norm, chosen.open_units, chosen.present)
-        if not bool(shape.all()):
-            _replace(small, norm.name, _sliced_norm(small.get_submodule(norm.name), norm, shape, chosen.cuts))
+        _silence(small.get_submodule(norm.name), norm, chosen.open_units)
+        kept = _channels(anatomy, norm, chosen.open_units, chosen.present)
+        if not bool(kept.all()):
+            _replace(small, norm.name, _sliced_norm(small.get_submodule(norm.name), norm, kept, chosen.cuts))
     for pad in anatomy.pads:
         _replace(small, pad.name, _sliced_pad(small.get_submodule(pad.name), pad, chosen.present))
     for name, spread in spreads.items():
@@ -278,6 +278,17 @@ def _slice_layer(layer: nn.Module, found: Layer, cuts: Mapping[str, Cut]) -> Non
         layer.out_features, layer.in_features = out, inputs
     else:
         layer.out_channels, layer.in_channels = out, inputs  # type: ignore[assignment]
+
+
+def _silence(layer: nn.Module, norm: Norm, open_units: Tensor) -> None:
+    """Zero scale and shift of channels that have a place in a stream, but no open source yet where the norm stands."""
+    opened = open_units.tolist()
+    heard = torch.tensor([any(unit == ALWAYS or opened[unit] for unit in sources) for sources in norm.sources])
+    if not bool(heard.all()):
+        silent = ~heard.repeat_interleave(norm.columns)
+        with torch.no_grad():
+            for parameter in layer.parameters(recurse=False):
+                parameter[silent] = 0.0
 
 
 def _sliced_norm(layer: nn.Module, norm: Norm, kept: Tensor, cuts: Mapping[str, Cut]) -> nn.Module:
