@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from laconic.codecs import check_codec, parse
+from laconic.codecs import ErrorFeedback, check_codec, parse
 from laconic.core import (
     ClientData,
     ClientInfo,
@@ -391,7 +391,10 @@ class _Functions:
             # An iterator, as the engine gives: it can be gone through once.
             return method.server_update(dict(server), iter(replies), key)
 
-        new: Tree = self._twice("server_update", update, inputs)
+        new = self._twice("server_update", update, inputs)
+        listed = method.server_update(dict(server), list(replies), key)
+        what = "server_update gives something else for a list than for an iterator: go through the replies once"
+        self._law(tree_sha256(listed) == tree_sha256(new), what)
         finite = all(bool(leaf.isfinite().all()) for leaf in new.values())
         self._law(finite, "the server's new state is not finite")
         return new
@@ -433,7 +436,13 @@ class _Functions:
         """The result of a function that leaves its inputs and the global generators alone."""
         before, generators = {name: tree_sha256({name: leaf}) for name, leaf in inputs.items()}, _generators()
         with _ReadOnly(inputs, lambda name: self._law(False, f"{what} writes to its input {name!r}", number=4)):
-            result = function()
+            try:
+                result = function()
+            except Exception as error:
+                error.add_note(
+                    f"(in {what} of the method {self.method.name!r}, called by laconic.testing.check_method)"
+                )
+                raise
         for name, leaf in inputs.items():
             self._law(tree_sha256({name: leaf}) == before[name], f"{what} changed its input {name!r}", number=4)
         self._law(_generators() == generators, f"{what} uses a global generator; draw from the key instead", number=2)
@@ -455,7 +464,8 @@ class _Runs:
 
     def check(self, exact: Codec, lossy: Codec, workers: int) -> None:
         """All of them."""
-        plain, cheap = Link(exact, exact), Link(lossy, lossy)
+        down = lossy.codec if isinstance(lossy, ErrorFeedback) else lossy  # feedback is for the way up
+        plain, cheap = Link(exact, exact), Link(lossy, down)
         whole = self._run(self.method, plain)
         self._same(self._run(self.method, plain), whole, "a second run", number=2)
         if workers and "fork" in multiprocessing.get_all_start_methods() and self.task.device == "cpu":
@@ -558,7 +568,10 @@ class _ReadOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, tensors: Tree, broken: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._names = {t.untyped_storage().data_ptr(): name for name, t in tensors.items() if t.numel()}
+        self._names: dict[int, str] = {}
+        for name, tensor in tensors.items():
+            if tensor.numel():
+                self._names.setdefault(tensor.untyped_storage().data_ptr(), name)
         self._broken = broken
 
     def __torch_dispatch__(

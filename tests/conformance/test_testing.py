@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,13 +27,12 @@ from laconic.core import (
     Task,
     Tree,
     Update,
-    prefixed,
     read_state,
     spec_of,
     subtree,
 )
-from laconic.engine import Link, Schedule, Simulation, unpack
-from laconic.methods import EM, Gaussian, ServerOptimizer, Solver, fedavg, fit
+from laconic.engine import Link, Schedule, Simulation, sample_cohort, unpack
+from laconic.methods import EM, Gaussian, Solver, fedavg, fit
 from laconic.methods.em import predictor
 from laconic.testing import (
     Byzantine,
@@ -45,6 +45,7 @@ from laconic.testing import (
     with_nan,
 )
 
+GAUSSIAN = Gaussian()
 SOLVER = Solver(lr=0.1, local_epochs=1, batch_size=4)
 
 
@@ -56,7 +57,7 @@ class Plain(EM):
     """FedAvg, to be spoilt in one place."""
 
     name: str = "plain"
-    prior: Gaussian = Gaussian()
+    prior: Gaussian = GAUSSIAN
     solver: Solver = SOLVER
 
 
@@ -213,8 +214,6 @@ def simulation(method: Any, *, rounds: int = 4, workers: int = 0, cohort: int = 
 def test_the_engine_keeps_what_is_personal(workers: int) -> None:
     run = simulation(PersonalBias(), workers=workers)
     turns = dict.fromkeys(range(6), 0)
-    from laconic.engine import sample_cohort
-
     for record in run:
         key = run.agreement.round_key(record["round"])
         for client in sample_cohort(key, clients=6, cohort=3):
@@ -429,8 +428,11 @@ class GoesThroughTwice(Plain):
     """Takes replies for a list."""
 
     def server_update(self, server: Tree, replies: Iterable[Reply], key: Key) -> Tree:
-        count = sum(1 for _ in replies)
-        return {name: leaf / count for name, leaf in EM.server_update(self, server, replies, key).items()}
+        count, new = sum(1 for _ in replies), dict(server)
+        for reply in replies:
+            for name, leaf in reply.message.items():
+                new[f"w/{name}"] = new[f"w/{name}"] + leaf / count
+        return new
 
 
 @dataclass(frozen=True)
@@ -457,20 +459,18 @@ class FailsLater(Plain):
 
 @dataclass(frozen=True)
 class Forgets(Plain):
-    """Keeps an optimizer's momentum in itself and not in the server's state: gone after an interruption."""
+    """Keeps something of the first round in itself and not in the server's state: gone after an interruption."""
 
-    memory: dict[str, Tensor] = field(default_factory=dict)
+    first: list[Key] = field(default_factory=list)
 
     def bind(self, task: Task) -> Forgets:
-        return replace(self, bound=task, memory={})  # every run begins anew
+        return replace(self, bound=task, first=[])  # every run begins anew
 
     def server_update(self, server: Tree, replies: Iterable[Reply], key: Key) -> Tree:
-        new = EM.server_update(self, server, replies, key)
-        if self.memory.get("busy") is None:
-            self.memory["busy"] = key.numpy().random()  # type: ignore[assignment]
-            self.memory["key"] = key  # type: ignore[assignment]
-        first: Any = self.memory["busy"] if self.memory["key"] != key else key.numpy().random()
-        return {name: leaf * (1 + 1e-3 * first) for name, leaf in new.items()}
+        if not self.first:
+            self.first.append(key)
+        scale = 1 + 1e-3 * self.first[0].numpy().random()
+        return {name: leaf * scale for name, leaf in EM.server_update(self, server, replies, key).items()}
 
 
 BROKEN: list[tuple[Any, str]] = [
@@ -506,7 +506,7 @@ BROKEN: list[tuple[Any, str]] = [
         "plain: the message is 0.weight:float32[6,4];0.bias:float32[6];3.weight:float32[3,6];3.bias:float32[3],",
     ),
     (AddressesItsClients(), "plain, law 2: the broadcast depends on the client, but per_client is False."),
-    (GoesThroughTwice(), "plain: the server's new state is not finite."),
+    (GoesThroughTwice(), "plain: server_update gives something else for a list than for an iterator: go through"),
     (Diverges(), "plain: the server's new state is not finite."),
     (PapersInFractions(), "plain: paper_bytes must be a whole number and not negative, got 0.5."),
     (FailsLater(), "plain, law 6: the reply of client "),
@@ -522,8 +522,6 @@ def test_a_broken_law_is_named(method: Any, said: str) -> None:
 
 
 def test_what_differs_between_processes_is_caught() -> None:
-    import os
-
     parent = os.getpid()
 
     @dataclass(frozen=True)
@@ -539,11 +537,24 @@ def test_what_differs_between_processes_is_caught() -> None:
         check_method(WhereAmI(), workers=2)
 
 
+def test_an_error_of_the_method_is_passed_on_with_a_note() -> None:
+    @dataclass(frozen=True)
+    class Fails(Plain):
+        def server_update(self, server: Tree, replies: Iterable[Reply], key: Key) -> Tree:
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
+        check_method(Fails())
+    assert caught.value.__notes__ == [
+        "(in server_update of the method 'plain', called by laconic.testing.check_method)"
+    ]
+
+
 def test_something_that_is_no_method() -> None:
     class Nothing:
         name = "nothing"
 
-    with pytest.raises(LawBroken, match="^nothing: it is no Method, for it has no stateful, per_client, task, bind, "):
+    with pytest.raises(LawBroken, match=r"^nothing: it is no Method, for it has no stateful, per_client, task, bind, "):
         check_method(Nothing())  # type: ignore[arg-type]
 
 
@@ -594,7 +605,3 @@ def test_small_things_are_small_and_repeatable() -> None:
     assert [len(one.client(c).train) for c in range(one.num_clients)] == [2, 5, 8, 11, 14, 17]
     assert all(len(one.client(c).test) == 4 for c in range(one.num_clients))
     assert "1.running_var" in small_task(batch_norm=True).spec
-
-
-# Used in the table above, so that nobody takes them for dead code.
-_ = (prefixed, ServerOptimizer, Callable)

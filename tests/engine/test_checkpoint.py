@@ -323,9 +323,7 @@ def test_a_disk_that_fails_leaves_the_previous_checkpoint(
             made.save(state_at(4), {"metrics_bytes": 4})
     said = os.strerror(error).lower()
     path = tmp_path / ("round-000004.safetensors" if at == 0 else "round-000004.json")
-    assert str(caught.value) == (
-        f"cannot write {path}: {said}; free some space or choose another folder with --out."
-    )
+    assert str(caught.value) == (f"cannot write {path}: {said}; free some space or choose another folder with --out.")
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert {name: after[name] for name in before} == before
     assert not [name for name in after if name.startswith(TEMPORARY)]

@@ -259,3 +259,25 @@ def test_plain_loop_takes_codecs() -> None:
         lc.fedavg(), data, task=make_task(data, "mlp"), up=parse("drive"), down=parse("float32"), rounds=2, cohort=2
     )
     assert [record["round"] for record in records] == [1, 2]
+
+
+def test_majority_vote_costs_one_bit_both_ways() -> None:
+    result = run("signsgd_mv:step=0.01", "signsgd_mv:step=0.01", rounds=3, cohort=6)
+    parameters = result.summary["parameters"]
+    one_bit = HEADER_BYTES + -(-parameters // 8) + 16
+    assert result.summary["bytes_up"] <= 3 * 6 * one_bit
+    assert result.summary["bytes_down"] <= 3 * 6 * one_bit
+
+
+def test_majority_vote_moves_clients_by_the_majority() -> None:
+    """With votes of ±step and no residual yet, what clients know moves by step × the sign of the votes' sum."""
+    simulation = ready("signsgd_mv:step=0.01")
+    agreement, server = simulation.agreement, simulation.state.server
+    known = agreement.first_known()
+    votes = {
+        name: torch.randn(3, *leaf.shape, generator=Key.from_seed(5).torch()).sign() for name, leaf in known.items()
+    }
+    server = {f"w/{name}": known[name] + 0.01 * vote.mean(dim=0) for name, vote in votes.items()}
+    _, moved = send(agreement, server, to_everyone(1), known)
+    for name, vote in votes.items():
+        torch.testing.assert_close(moved[name] - known[name], 0.01 * vote.sum(dim=0).sign(), rtol=0, atol=1e-6)

@@ -170,4 +170,3 @@ def test_a_turn_leaves_its_inputs_alone(toys: Any) -> None:
     client_round(agreement, received, ClientInfo(2, 1, 0), {}, state, data)
     for tree, old in zip((received, state, simulation.state.server), before, strict=True):
         assert all(torch.equal(tree[name], old[name]) for name in old)
-

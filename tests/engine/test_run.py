@@ -283,9 +283,7 @@ def test_a_changed_configuration_is_refused_by_name(tmp_path: Path, change: Any,
     first.close()
     with pytest.raises(RunError) as caught:
         RunDirectory(tmp_path, "r").open({**CONFIG, **change}, resume=True)
-    assert str(caught.value) == (
-        f"cannot resume {tmp_path / 'r'}: {said}; restore it, or choose another run.name."
-    )
+    assert str(caught.value) == (f"cannot resume {tmp_path / 'r'}: {said}; restore it, or choose another run.name.")
 
 
 def test_settings_that_do_not_change_the_result_may_change(tmp_path: Path) -> None:
@@ -506,7 +504,9 @@ def test_ctrl_c_while_a_round_is_being_kept(toys: Any, tmp_path: Path, monkeypat
 
     def press(store: ClientStore, client: int, packed: bytes) -> None:
         stored.append(client)
-        if len(stored) == 2 * 6 * 3 + 3:  # personal and codec state of six clients in three rounds, and some of the next
+        if (
+            len(stored) == 2 * 6 * 3 + 3
+        ):  # personal and codec state of six clients in three rounds, and some of the next
             raise KeyboardInterrupt
         honest(store, client, packed)
 

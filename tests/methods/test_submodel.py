@@ -9,7 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from laconic import codecs, data
-from laconic.core import ClientInfo, ConfigError, Key, Method, Reply, Task, Tree, num_values, read_state, spec_of, subtree
+from laconic.core import (
+    ClientInfo,
+    ConfigError,
+    Key,
+    Method,
+    Reply,
+    Task,
+    Tree,
+    num_values,
+    read_state,
+    spec_of,
+    subtree,
+)
 from laconic.engine import Link, Schedule, Simulation
 from laconic.experiment import make_task
 from laconic.methods import ServerOptimizer, Solver, SubModel, fedavg, feddrop, fedopt

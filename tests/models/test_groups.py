@@ -107,7 +107,7 @@ def test_a_norm_on_a_stream_keeps_a_channel_while_anything_writes_it() -> None:
 
     groups = find_groups(PreActivation())
     scale = groups.pieces["norm.weight"]
-    opened = torch.tensor([True, False, False, True] + [True, True, False, False])
+    opened = torch.tensor([True, False, False, True, True, True, False, False])
     assert scale.present(opened).tolist() == [True, True, False, True]
 
 

@@ -85,9 +85,11 @@ def signsgd(*, scale: Literal["mean", "unit"] = "mean", per_leaf: bool = False) 
 
 
 @_entry
-def signsgd_mv() -> Pipeline:
-    """Signs as ±1, 1 bit, for a majority vote both ways (Bernstein et al., 2019)."""
-    return _codec(Sign("unit"))
+def signsgd_mv(*, step: float = 1e-3) -> Pipeline:
+    """Signs × `step`, 1 bit: as both links, a majority vote that moves clients by ±`step` (Bernstein et al., 2019)."""
+    if not 2**-100 <= step <= 2**100:
+        raise ConfigError(f"signsgd_mv: step must be positive, got {step}.")
+    return _codec(Sign("unit", step))
 
 
 @_entry

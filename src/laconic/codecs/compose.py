@@ -33,7 +33,7 @@ from torch import Tensor
 from laconic.codecs.stream import Sink, Source
 from laconic.codecs.vector import floating, from_vector, read_exact, to_vector, write_exact
 from laconic.codecs.wire import CodecId
-from laconic.core import ConfigError, Key, Shared, Spec, Tree, num_values, spec_of
+from laconic.core import ConfigError, Key, Shared, Spec, Tree, num_values, resolve, spec_of
 
 
 class Write(Protocol):
@@ -90,7 +90,8 @@ class Coder(Protocol):
 class Pipeline:
     """Stages, then a coder, on all floating-point leaves as one vector, or on each by itself (`per_leaf`).
 
-    Leaves of other types pass losslessly. The state is empty: wrap it in `ef` for error feedback.
+    Leaves of other types pass losslessly, and first: the lengths of ragged leaves follow from them. The state is empty:
+    wrap it in `ef` for error feedback.
 
     >>> import torch
     >>> from laconic.codecs import topk, eden
@@ -140,10 +141,10 @@ class Pipeline:
     def decode(self, blob: bytes, spec: Spec, shared: Shared) -> Tree:
         """The tree that a payload stands for."""
         source = Source(blob)
-        decoded: Tree = {}
+        decoded = read_exact(source, spec)
+        spec = resolve(spec, decoded)
         for key, part in self._parts(spec, shared.key):
             decoded |= from_vector(self._reader(source, key)(num_values(part)), part)
-        decoded |= read_exact(source, spec)
         source.finish()
         return {name: decoded[name] for name in spec}
 
@@ -155,9 +156,9 @@ class Pipeline:
 
     def _written(self, tree: Tree, shared: Shared) -> Sink:
         sink = Sink()
+        write_exact(tree, sink)
         for key, part in self._parts(spec_of(tree), shared.key):
             self._writer(sink, key)(to_vector({name: tree[name] for name in part}))
-        write_exact(tree, sink)
         return sink
 
     def _writer(self, sink: Sink, key: Key, depth: int = 0) -> Write:

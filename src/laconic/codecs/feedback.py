@@ -38,6 +38,12 @@ class ErrorFeedback:
 
     def init_state(self, spec: Spec) -> Tree:
         """No residual yet."""
+        ragged = [name for name, leaf in spec.items() if leaf.length is not None]
+        if ragged:
+            raise ConfigError(
+                f"{self.text}: error feedback needs messages of one shape, but the length of {ragged[0]!r} varies; "
+                f"write {self.codec.text!r}."
+            )
         return {name: torch.zeros(leaf.shape, dtype=leaf.dtype) for name, leaf in floating(spec).items()}
 
     def encode(self, tree: Tree, shared: Shared, state: Tree) -> tuple[bytes, Tree]:

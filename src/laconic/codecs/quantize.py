@@ -49,10 +49,11 @@ class Sign:
 
     * `mean`: S = ‖x‖₁/d, the least squared error (Seide et al., 2014; after a rotation: DRIVE's minimal-MSE scale),
     * `unbiased`: S = ‖x‖₂²/‖x‖₁ (after a rotation: DRIVE, Vargaftik et al., 2021),
-    * `unit`: S = 1, SignSGD as published (Bernstein et al., 2018); the step size is the server's.
+    * `unit`: S = `step`, which both ends know: SignSGD as published (Bernstein et al., 2018) has a step of 1.
     """
 
     scale: Literal["mean", "unbiased", "unit"] = "mean"
+    step: float = 1.0
     quantizes: ClassVar[bool] = True
 
     def encode(self, values: Tensor, key: Key, sink: Sink, rest: Write) -> None:
@@ -61,15 +62,17 @@ class Sign:
         if self.scale == "mean" or not total:
             scale = total / len(values)
         else:
-            scale = 1.0 if self.scale == "unit" else sum_of_squares(values) / total
+            scale = self.step if self.scale == "unit" else sum_of_squares(values) / total
         if sink.write_scale(scale):
             rest((values < 0).view(torch.uint8), 2)
 
     def decode(self, source: Source, size: int, key: Key, rest: Read) -> Tensor:
         """±S."""
         scale = source.read_scale()
-        if self.scale == "unit" and scale not in (0.0, 1.0):
-            raise PayloadError("scale", f"a scale of {scale:.3g}, but signs of unit scale have 1 (or 0, for no signal)")
+        if self.scale == "unit" and scale not in (0.0, float(np.float32(self.step))):
+            raise PayloadError(
+                "scale", f"a scale of {scale:.3g}, but these signs have {self.step:.3g} (or 0, for no signal)"
+            )
         if not scale:
             return torch.zeros(size)
         return rest(size, 2).to(torch.float32).mul_(-2 * scale).add_(scale)

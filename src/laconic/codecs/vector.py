@@ -1,7 +1,7 @@
 """Trees as vectors: all floating-point leaves in one, and the exact leaves beside it.
 
 A codec works on one vector of float32 values, the floating-point leaves in the order of the spec. Leaves of other
-types (masks, counts) pass losslessly, after the vector, also in the order of the spec: bool as bits, the others as
+types (masks, counts) pass losslessly, before the vector, also in the order of the spec: bool as bits, the others as
 they lie in memory.
 """
 

@@ -55,9 +55,10 @@ class SubModel:
     """FedDrop. `server = None` is the closed-form M-step: w moves by the mean difference over those who held it.
 
     `first_rate` is for the layers that read the inputs (unless no others can be dropped), `conv_rate` and `fc_rate` for
-    the others; the output layer loses nothing. Layers of one residual stream lose the same channels (`streams = "shared"`, at the largest of their
-    rates), or none (`"kept"`: only what is inside blocks is dropped). With `scale` a layer's inputs are multiplied by
-    units / kept units, as inverted dropout does, so that the whole model needs no scaling at prediction.
+    the others; the output layer loses nothing. Layers of one residual stream lose the same channels (`streams =
+    "shared"`, at the largest of their rates), or none (`"kept"`: only what is inside blocks is dropped). With `scale` a
+    layer's inputs are multiplied by units / kept units, as inverted dropout does, so that the whole model needs no
+    scaling at prediction.
 
     The sub-model follows from eight bytes, the leaf `#seed` of the broadcast, which the server draws from the round's
     key and the client's number. Both ends cut the same tensors from it; no mask and no index travels, and sizes are the

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -178,42 +179,30 @@ class SlicedPad(nn.Module):
 class CountedGroupNorm(nn.Module):
     """GroupNorm over groups that lost channels: statistics are those of the whole group, its lost channels being zero.
 
-    With n values per channel, c channels in a group and the kept ones' means μ_j and variances σ²_j:
-    μ = Σ_j μ_j / c and σ² = (Σ_j [σ²_j + (μ_j − μ)²] + lost · μ²) / c.
+    The channels are put where they were, normalised there, and taken out again: two copies around torch's own kernel
+    cost a fifth of computing the statistics here.
     """
 
     def __init__(self, kept: Tensor, groups: int, *, eps: float, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.eps = eps
-        channels, size = len(kept), len(kept) // groups
-        group_of = torch.arange(channels)[kept] // size
-        members = torch.zeros(int(kept.sum()), groups, dtype=weight.dtype)
-        members[torch.arange(len(group_of)), group_of] = 1.0 / size
-        self.register_buffer("members", members, persistent=False)
-        self.register_buffer("lost", 1.0 - members.sum(dim=0), persistent=False)
-        self.register_buffer("group_of", group_of, persistent=False)
-        self.members: Tensor
-        self.lost: Tensor
-        self.group_of: Tensor
+        self.groups = groups
+        self.channels = len(kept)
+        self.register_buffer("places", kept.nonzero().view(-1), persistent=False)
+        self.places: Tensor
         self.weight = nn.Parameter(weight)
         self.bias = nn.Parameter(bias) if bias is not None else None
 
     def forward(self, x: Tensor) -> Tensor:
         """The normalised channels."""
-        flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)
-        variance, mean = torch.var_mean(flat, dim=2, correction=0)
-        centre = mean @ self.members
-        apart = variance + (mean - centre[:, self.group_of]).square()
-        spread = apart @ self.members + self.lost * centre.square()
-        scale = (spread + self.eps).rsqrt()[:, self.group_of] * self.weight
-        shift = -centre[:, self.group_of] * scale
-        if self.bias is not None:
-            shift = shift + self.bias
-        return torch.addcmul(shift.unsqueeze(2), flat, scale.unsqueeze(2)).view(x.shape)
+        whole = x.new_zeros(x.shape[0], self.channels, *x.shape[2:]).index_copy(1, self.places, x)
+        weight = x.new_zeros(self.channels).index_copy(0, self.places, self.weight)
+        bias = None if self.bias is None else x.new_zeros(self.channels).index_copy(0, self.places, self.bias)
+        return F.group_norm(whole, self.groups, weight, bias, self.eps).index_select(1, self.places)
 
     def extra_repr(self) -> str:
         """What `print` shows."""
-        return f"{self.members.shape[1]} groups, {self.members.shape[0]} channels, eps={self.eps}"
+        return f"{self.groups}, {len(self.places)} of {self.channels} channels, eps={self.eps}"
 
 
 class CountedLayerNorm(nn.Module):

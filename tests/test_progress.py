@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from laconic.progress import Display, size
+
+
+def record(round: int, **more: Any) -> Mapping[str, Any]:
+    return {"round": round, "bytes_up": 1500, "bytes_down": 2_500_000, **more}
+
+
+def shown(*records: Mapping[str, Any], terminal: bool, rounds: int = 4, done: int = 0, **options: Any) -> str:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=200, legacy_windows=False)
+    display = Display(console, **options)
+    display.started(rounds=rounds, done=done)
+    for each in records:
+        display.advanced(each)
+    display.finished({})
+    display.close()
+    return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (7, "7 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (1234, "1.23 kB"),
+        (482_000, "482 kB"),
+        (999_400, "999 kB"),
+        (999_600, "1.00 MB"),
+        (15_000_000, "15.0 MB"),
+        (2_500_000_000, "2.50 GB"),
+        (7.25e12, "7.25 TB"),
+    ],
+)
+def test_sizes_have_three_digits(num_bytes: float, text: str) -> None:
+    assert size(num_bytes) == text
+
+
+def test_plain_lines_where_there_is_no_terminal() -> None:
+    text = shown(
+        record(1),
+        record(2, global_accuracy=0.91234, global_loss=0.3),
+        record(3),
+        record(4, global_accuracy=0.95, global_loss=0.2),
+        terminal=False,
+    )
+    lines = text.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("round 2/4  accuracy 0.9123  up 3.00 kB  down 5.00 MB  ")
+    assert lines[1].startswith("round 4/4  accuracy 0.9500  up 6.00 kB  down 10.0 MB  ")
+    assert lines[1].endswith("rounds/s  0 s left")
+    assert "\x1b" not in text
+
+
+def test_plain_lines_come_from_time_to_time_without_evaluations_too() -> None:
+    assert len(shown(*(record(i) for i in range(1, 4)), terminal=False, log_seconds=0.0).splitlines()) == 3
+    assert shown(*(record(i) for i in range(1, 4)), terminal=False, log_seconds=60.0) == ""
+
+
+def test_a_live_line_on_a_terminal() -> None:
+    text = shown(record(1), record(2, global_accuracy=0.9, global_loss=0.3), terminal=True)
+    assert "\x1b[" in text
+    assert "round 2/4" in text
+    for piece in ("accuracy 0.9000", "up 3.00 kB", "down 5.00 MB", "rounds/s", "left"):
+        assert piece in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0, "the cursor comes back"
+
+
+def test_losses_where_there_is_no_accuracy() -> None:
+    assert "loss 0.3125" in shown(record(4, global_loss=0.3125), terminal=False)
+    assert "loss not finite" in shown(record(4, global_loss=None), terminal=False)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_refused_replies_and_abandoned_rounds_are_told(terminal: bool) -> None:
+    rejection = {"client": 17, "round": 1, "reason": "non_finite", "detail": "[bold]'w' holds NaN"}
+    text = shown(record(1, rejections=[rejection], abandoned="0 replies accepted, 1 needed"), terminal=terminal)
+    assert "round 1: the reply of client 17 was refused: [bold]'w' holds NaN [non_finite]" in text
+    assert "round 1 abandoned, state unchanged: 0 replies accepted, 1 needed" in text
+
+
+def test_a_resumed_run_says_where_it_goes_on() -> None:
+    text = shown(record(3), record(4, global_loss=0.1), terminal=False, done=2)
+    assert text.startswith("resuming after round 2 of 4\n")
+
+
+def test_a_quiet_console_shows_nothing() -> None:
+    text = io.StringIO()
+    for terminal in (False, True):
+        display = Display(Console(file=text, force_terminal=terminal, quiet=True))
+        display.started(rounds=1, done=0)
+        display.advanced(record(1, global_loss=0.1, abandoned="x"))
+        display.close()
+    assert text.getvalue() == ""
