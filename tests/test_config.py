@@ -190,7 +190,6 @@ WRONG = {
     # what cannot be had
     "data.clients=100000": "100000 clients cannot share 80 training examples; ask for fewer clients.",
     "data.partition={kind='label_shards',shards_per_client=1000}": "1000",
-    "model.name=conv4": "",
     # a user's own code
     "model.name=no_such_module:Net": "model 'no_such_module:Net': cannot import 'no_such_module'",
     "model.name=torch.nn:Lineer": "'torch.nn' has no 'Lineer'; did you mean 'Linear'?",

@@ -141,7 +141,7 @@ def test_a_model_that_does_not_fit_the_data_is_refused_before_it_runs(digits: lc
 
 @pytest.mark.parametrize("device", ["cuda", "mps", "meta", "nonsense", "cuda:99"])
 def test_devices_that_are_not_there(digits: lc.Federation, device: str) -> None:
-    if device == "cuda" and torch.cuda.is_available() or device == "mps" and torch.backends.mps.is_available():
+    if {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}.get(device, bool)():
         pytest.skip("this machine has it")
     with pytest.raises(lc.ConfigError, match=rf"^run\.device '{device}' cannot be used here: [^\n]*\.$"):
         quick(digits, device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import signal
 import sys
 from enum import StrEnum
@@ -189,7 +190,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 def _again() -> str:
     words = [Path(sys.argv[0]).name, *(word for word in sys.argv[1:] if word not in ("--resume", "--overwrite"))]
-    return " ".join([*words, "--resume"])
+    return shlex.join([*words, "--resume"])
 
 
 def _percent(summary: dict[str, Any], key: str) -> str:

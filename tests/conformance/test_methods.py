@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from laconic.codecs import parse
 from laconic.core import ClientInfo, Key, Method, Reply, Task, Tree, isolated, tree_sha256
@@ -62,17 +61,29 @@ def whole(run: Simulation) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("name", list(methods))
-@pytest.mark.parametrize(("batch_norm", "lossy"), [(True, "float16"), (False, "ef(topk:fraction=0.3 | eden:bits=4)")])
-def test_every_method_keeps_the_laws(name: str, batch_norm: bool, lossy: str) -> None:
-    check_method(build(name), task=small_task(batch_norm=batch_norm), lossy=lossy)
+def test_every_method_keeps_the_laws_over_float16(name: str) -> None:
+    check_method(build(name), task=small_task(batch_norm=True), lossy="float16")
+
+
+@pytest.mark.parametrize("name", list(methods))
+def test_every_method_keeps_the_laws_over_few_bits(name: str) -> None:
+    # Error feedback gives clients a state of the codec's, but needs messages of one shape.
+    few = "topk:fraction=0.3 | eden:bits=4"
+    check_method(build(name), lossy=few if is_ragged(build(name)) else f"ef({few})")
+
+
+def is_ragged(method: Method) -> bool:
+    bound, client, key = method.bind(small_task()), ClientInfo(0, 1, 0), Key.from_seed(0)
+    spec = bound.message_spec(bound.broadcast(bound.init(key), client, key))
+    return any(leaf.length is not None for leaf in spec.values())
 
 
 @pytest.mark.parametrize("name", list(methods))
 @pytest.mark.parametrize("link", ["float32", "float16"])
 def test_the_number_of_workers_does_not_matter(name: str, link: str) -> None:
-    alone = whole(simulation(build(name), link=link))
+    alone = whole(simulation(build(name), link=link, rounds=2))
     for workers in (1, 2, 3):
-        assert whole(simulation(build(name), link=link, workers=workers)) == alone, f"{workers} workers"
+        assert whole(simulation(build(name), link=link, rounds=2, workers=workers)) == alone, f"{workers} workers"
 
 
 class Backwards:
@@ -133,12 +144,7 @@ def test_an_exact_link_gives_what_the_algorithm_gives_without_an_engine(name: st
     task = small_task(batch_norm=True)
     run = simulation(build(name), task=task)
     whole(run)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        assert tree_sha256(by_hand(build(name), task, rounds=3, cohort=4)) == tree_sha256(run.state.server)
-    finally:
-        torch.set_num_threads(threads)
+    assert tree_sha256(by_hand(build(name), task, rounds=3, cohort=4)) == tree_sha256(run.state.server)
 
 
 # --- law 5: with its special ingredient switched off, a method is its parent, bit for bit ----------------------------
@@ -193,8 +199,7 @@ def weights(run: Simulation) -> tuple[dict[str, str], list[float]]:
 
 
 @pytest.mark.parametrize(("child", "parent", "cohort"), [row[1:] for row in PARENTS], ids=[row[0] for row in PARENTS])
-@pytest.mark.parametrize("link", ["float32", "float16"])
-@pytest.mark.parametrize("batch_norm", [True, False])
+@pytest.mark.parametrize(("link", "batch_norm"), [("float32", True), ("float16", False)])
 def test_switched_off_it_is_its_parent(child: Method, parent: Method, cohort: int, link: str, batch_norm: bool) -> None:
     ends = [
         weights(simulation(method, link=link, task=small_task(batch_norm=batch_norm), cohort=cohort))

@@ -21,6 +21,7 @@ from laconic.methods.em import EM, predictor
 from laconic.methods.gaussian import Gaussian
 
 FEATURES, CLASSES, CLIENTS = 5, 3, 12
+PRIOR, SOLVER = Gaussian(), Solver(lr=0.1, local_epochs=1, batch_size=4)
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Hooked(EM):
     """FedAvg whose clients do something `before` they train, and change what they give `after`."""
 
     name: str = "hooked"
-    prior: Gaussian = Gaussian()
-    solver: Solver = Solver(lr=0.1, local_epochs=1, batch_size=4)
+    prior: Gaussian = PRIOR
+    solver: Solver = SOLVER
     before: Callable[[ClientInfo], object] | None = None
     after: Callable[[ClientInfo, Update], Update] | None = None
 

@@ -54,8 +54,8 @@ def identity(state: State) -> Any:
 def checkpoints(folder: Path, *rounds: int) -> Checkpoints:
     folder.mkdir(exist_ok=True)
     made = Checkpoints(folder)
-    for round in rounds:
-        made.save(state_at(round), {"metrics_bytes": round})
+    for number in rounds:
+        made.save(state_at(number), {"metrics_bytes": number})
     return made
 
 
@@ -101,8 +101,8 @@ def test_no_checkpoint_is_none(tmp_path: Path) -> None:
 def test_the_newest_two_and_the_first_are_kept(tmp_path: Path) -> None:
     made = checkpoints(tmp_path, 0)
     kept = []
-    for round in (2, 4, 6, 7, 10):
-        made.save(state_at(round), {})
+    for number in (2, 4, 6, 7, 10):
+        made.save(state_at(number), {})
         kept.append(sorted(int(path.stem[6:]) for path in tmp_path.glob("*.json")))
     assert kept == [[0, 2], [0, 2, 4], [0, 4, 6], [0, 6, 7], [0, 7, 10]]
     assert sorted(path.stem for path in tmp_path.glob("*.safetensors")) == [
@@ -121,7 +121,7 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
     made.save(state_at(6), {})
     assert names(tmp_path) == [
         "mine.txt",
-        *(f"round-{round:06d}.{kind}" for round in (0, 2, 6) for kind in ("json", "safetensors")),
+        *(f"round-{number:06d}.{kind}" for number in (0, 2, 6) for kind in ("json", "safetensors")),
     ]
 
 
@@ -228,8 +228,8 @@ def test_another_format_is_not_read(tmp_path: Path, damaged: Any) -> None:
 
 def test_the_first_is_used_when_the_newest_two_are_damaged(tmp_path: Path) -> None:
     made = checkpoints(tmp_path, 0, 2, 4)
-    for round in (2, 4):
-        (tmp_path / f"round-{round:06d}.json").write_bytes(b"{")
+    for number in (2, 4):
+        (tmp_path / f"round-{number:06d}.json").write_bytes(b"{")
     loaded = made.load()
     assert loaded is not None
     assert identity(loaded[0]) == identity(state_at(0))
@@ -260,7 +260,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, step: str, *, at: int, error: int) 
         honest = os.fsync
 
         def fsync(handle: int) -> None:
-            if os.path.isdir(f"/proc/self/fd/{handle}") == (step == "fsync folder"):
+            if Path(f"/proc/self/fd/{handle}").is_dir() == (step == "fsync folder"):
                 fail_maybe()
             honest(handle)
 
@@ -308,7 +308,31 @@ def failing(monkeypatch: pytest.MonkeyPatch, step: str, *, at: int, error: int) 
         monkeypatch.setattr(Path, "open", open_)
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
+def test_files_are_synced_renamed_and_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data before the name, the name before anything else; the manifest, which makes it count, last of all."""
+    steps = []
+    fsync, replace = os.fsync, Path.replace
+
+    def noting_fsync(handle: int) -> None:
+        steps.append(("sync", Path(f"/proc/self/fd/{handle}").readlink().name))
+        fsync(handle)
+
+    def noting_replace(path: Path, target: Path) -> Path:
+        steps.append(("rename", target.name))
+        assert path.parent == target.parent
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(Path, "replace", noting_replace)
+    checkpoints(tmp_path / "c", 3)
+    assert steps == [
+        step
+        for name in ("round-000003.safetensors", "round-000003.json")
+        for step in (("sync", f"{TEMPORARY}{os.getpid()}-{name}"), ("rename", name), ("sync", "c"))
+    ]
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_disk_that_fails_leaves_the_previous_checkpoint(

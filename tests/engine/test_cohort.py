@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laconic.core import Key
 from laconic.engine import sample_cohort
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.data(), st.integers(0, 2**63))
 def test_without_replacement_in_ascending_order(clients: int, data: st.DataObject, seed: int) -> None:
     size = data.draw(st.integers(1, clients))

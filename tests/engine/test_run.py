@@ -242,6 +242,12 @@ def test_a_folder_with_a_run_is_not_started_over_by_accident(toys: Any, tmp_path
     assert figures(again) == figures(first)
 
 
+@pytest.mark.parametrize("option", ["resume", "overwrite"])
+def test_options_about_a_folder_need_one(toys: Any, option: str) -> None:
+    with pytest.raises(ConfigError, match="say where it is with out"):
+        execute(toys.simulation(), CONFIG, facts=FACTS, **{option: True})
+
+
 def test_overwriting_leaves_nothing_of_the_old_run(toys: Any, tmp_path: Path) -> None:
     run(toys.simulation(rounds=9), tmp_path)
     with pytest.raises(KeyboardInterrupt):
@@ -414,13 +420,13 @@ def test_a_disk_that_fills_up_at_any_step(toys: Any, tmp_path: Path, monkeypatch
     """One sentence, no half-written file under a final name, and a resume that ends like an undisturbed run."""
 
     def simulation() -> Simulation:
-        return toys.simulation(rounds=2)
+        return toys.simulation(rounds=1)
 
     whole = figures(execute(simulation(), CONFIG, facts=FACTS))
     with monkeypatch.context() as patch:
         disk = Disk(patch)
         run(simulation(), tmp_path / "whole", checkpoint_every=1)
-    assert disk.steps > 25
+    assert disk.steps > 20
     for step in range(disk.steps):
         out = tmp_path / str(step)
         with monkeypatch.context() as patch:
@@ -431,6 +437,33 @@ def test_a_disk_that_fills_up_at_any_step(toys: Any, tmp_path: Path, monkeypatch
             assert not path.name.startswith(TEMPORARY)
             check_whole(path)
         assert figures(run(simulation(), out, resume=True)) == whole, f"step {step}"
+
+
+def test_records_are_synced_before_a_checkpoint_relies_on_them(
+    toys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def noting_fsync(handle: int) -> None:
+        name = Path(f"/proc/self/fd/{handle}").readlink().name
+        if name in ("metrics.jsonl", "r"):
+            steps.append(f"sync {name}")
+        fsync(handle)
+
+    def noting_replace(path: Path, target: Path) -> Path:
+        if target.suffix == ".json" and target.name != "summary.json":
+            steps.append(target.stem)
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(Path, "replace", noting_replace)
+    run(toys.simulation(rounds=4), tmp_path)
+    assert steps == [
+        *("sync r", "round-000000", "sync r"),  # config.toml, the first checkpoint, the name of metrics.jsonl
+        *("sync metrics.jsonl", "round-000002", "sync metrics.jsonl", "round-000004"),
+        *("sync r", "sync r"),  # the model and the summary
+    ]
 
 
 def check_whole(path: Path) -> None:

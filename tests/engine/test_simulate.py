@@ -139,6 +139,16 @@ def test_whatever_a_client_does_the_round_goes_on(toys: Any, act: Callable[[], o
     assert runs[0][1][0]["replies"] == 5
 
 
+def test_an_error_is_told_in_one_line_of_bounded_length(toys: Any) -> None:
+    def babble(client: ClientInfo) -> None:
+        raise ValueError("a\nb " * 10_000)
+
+    _, records = finished(toys.simulation(toys.Hooked(before=babble), rounds=1))
+    detail = records[0]["rejections"][0]["detail"]
+    assert detail.startswith("ValueError: a b a b")
+    assert len(detail) < 600
+
+
 def without(toys: Any, clients: set[int], **schedule: Any) -> tuple[str, Records]:
     """The run in which these clients never answer."""
     return finished(toys.simulation(toys.Hooked(before=only(clients, fail)), **schedule))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laconic.core import tree_sha256
@@ -10,6 +10,7 @@ from laconic.engine import ClientStore, pack, unpack
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool]
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.text(min_size=1, max_size=20),

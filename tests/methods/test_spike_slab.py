@@ -7,23 +7,20 @@ import math
 import warnings
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from laconic import data
+from laconic import codecs, data, fit
 from laconic.core import (
     ClientInfo,
     ConfigError,
     Key,
     Reply,
     Shared,
-    Spec,
     Task,
     Tree,
-    leaf_bytes,
     num_values,
     read_state,
     resolve,
@@ -41,33 +38,7 @@ ONE = ClientInfo(id=0, round=1, examples=10)
 SHORT = Solver(lr=0.1, local_steps=3, batch_size=8)
 
 
-class Plain:
-    """Values as they lie in memory, exact leaves first: what a codec does with ragged leaves."""
-
-    text, id = "plain", 99
-
-    def init_state(self, spec: Spec) -> Tree:
-        return {}
-
-    def encode(self, tree: Tree, shared: Shared, state: Tree) -> tuple[bytes, Tree]:
-        exact = [leaf for leaf in tree.values() if not leaf.is_floating_point()]
-        packed = [np.packbits(leaf.numpy(), bitorder="little").tobytes() for leaf in exact]
-        floats = [leaf_bytes(leaf) for leaf in tree.values() if leaf.is_floating_point()]
-        return b"".join([*packed, *floats]), state
-
-    def decode(self, blob: bytes, spec: Spec, shared: Shared) -> Tree:
-        at, found = 0, {}
-        for name, leaf in spec.items():
-            if leaf.dtype == torch.bool:
-                size = -(-leaf.size // 8)
-                bits = np.unpackbits(np.frombuffer(blob, np.uint8, size, at), count=leaf.size, bitorder="little")
-                found[name], at = torch.from_numpy(bits).bool(), at + size
-        for name, leaf in resolve(spec, found).items():
-            if name not in found:
-                values = np.frombuffer(blob, np.float32, leaf.size, at).copy()
-                found[name], at = torch.from_numpy(values).view(leaf.shape), at + 4 * leaf.size
-        assert at == len(blob)
-        return {name: found[name] for name in spec}
+FLOAT32 = codecs.parse("float32")
 
 
 def _task(hidden: tuple[int, ...] = (12,)) -> Task:
@@ -93,7 +64,7 @@ def _simulation(method: object, *, rounds: int, seed: int = 0, workers: int = 0,
     federation = data.digits(clients=10)
     schedule = Schedule(rounds=rounds, cohort=4, eval_every=rounds, workers=workers)
     task = make_task(federation, model, {})
-    return Simulation(method, task, federation, Link(Plain(), Plain()), schedule, seed=seed)  # type: ignore[arg-type]
+    return Simulation(method, task, federation, Link(FLOAT32, FLOAT32), schedule, seed=seed)  # type: ignore[arg-type]
 
 
 # --- (a) to (i) ------------------------------------------------------------------------------------------------------
@@ -251,7 +222,7 @@ def test_g_bytes_fall_with_every_dead_group() -> None:
     costs = []
     for dead in range(12):
         server["alive"] = torch.arange(12) >= dead
-        blob, _ = Plain().encode(method.broadcast(server, ONE, KEY), Shared(KEY), {})
+        blob, _ = FLOAT32.encode(method.broadcast(server, ONE, KEY), Shared(KEY), {})
         costs.append(len(blob))
     assert [a - b for a, b in itertools.pairwise(costs)] == [4 * (64 + 1 + 1)] * 11
 
@@ -261,10 +232,10 @@ def test_h_an_all_alive_round_is_4_bytes_per_value_and_bitmaps(net: object) -> N
     method = fedsparse(gates="open", solver=Solver(local_steps=1)).bind(Task(net, initialize=initialize))  # type: ignore[arg-type]
     count, size = method.groups.count, num_values(method.task.spec)
     received = method.broadcast(method.init(KEY), ONE, KEY)
-    down, _ = Plain().encode(received, Shared(KEY), {})
+    down, _ = FLOAT32.encode(received, Shared(KEY), {})
     everything = torch.ones(count, dtype=torch.bool)
     message = {"#gates": everything, **method._packed(subtree("w", method.init(KEY)), everything)}
-    up, _ = Plain().encode(message, Shared(KEY), {})
+    up, _ = FLOAT32.encode(message, Shared(KEY), {})
     assert len(down) + len(up) == 4 * (2 * size + count) + 2 * math.ceil(count / 8)
     assert method.paper_bytes(received, message) == 8 * size
 
@@ -282,11 +253,11 @@ def test_messages_are_as_long_as_the_formulas_say() -> None:
         return sum(int(opened[layer.gates].sum()) * rows[layer.name] for layer in method.groups.layers)
 
     received = method.broadcast(server, ONE, KEY)
-    down, _ = Plain().encode(received, Shared(KEY), {})
+    down, _ = FLOAT32.encode(received, Shared(KEY), {})
     assert len(down) == 608 // 8 + 4 * (held(alive) + int(alive.sum()) + free)
     opened = alive & (torch.rand(608, generator=KEY.fold_in(1).torch()) < 0.6)
     message = {"#gates": opened[alive], **method._packed(subtree("w", server), opened)}
-    up, _ = Plain().encode(message, Shared(KEY), {})
+    up, _ = FLOAT32.encode(message, Shared(KEY), {})
     assert len(up) == math.ceil(int(alive.sum()) / 8) + 4 * (held(opened) + free)
     assert method.paper_bytes(received, message) == 4 * (held(alive) + held(opened) + 2 * free)
     # The receiver computes the same lengths from the bits.
@@ -479,6 +450,35 @@ def test_it_learns_digits_with_its_defaults(setting: dict[str, object]) -> None:
     assert last["global_accuracy"] > 0.8
     assert isinstance(simulation.method, SpikeSlab)
     assert 0 <= simulation.method.metrics(simulation.state.server)["sparsity"] < 1
+
+
+@pytest.mark.parametrize(
+    ("up", "down"), [("eden:bits=4", "float32"), ("eden:bits=1", "float16"), ("qsgd:levels=4", "eden:bits=6")]
+)
+def test_codecs_work_on_what_survives(up: str, down: str) -> None:
+    federation = data.digits(clients=10)
+    method = fedsparse(lambda0=1e-4)
+    run = fit(data=federation, method=method, up=up, down=down, rounds=12, cohort=4, workers=0, eval_every=12)
+    last = run.history[-1]
+    assert not last["rejected"]
+    assert last["global_accuracy"] > 0.7
+    assert last["bytes_up"] < 4 * 4 * 4810 * 4 / 32 + 4 * 200
+    assert run.model.get_parameter("fc1.weight").shape[0] < 64
+
+
+def test_margins_keep_every_theta_when_weights_are_rounded() -> None:
+    """Thresholds travel as ‖w‖ − τ, so that a codec that moves norms does not move gates."""
+    method = _bound()
+    server = method.init(KEY)
+    codec, shared = codecs.parse("eden:bits=4"), Shared(KEY)
+    tree = method.broadcast(server, ONE, KEY)
+    blob, _ = codec.encode({name: leaf for name, leaf in tree.items() if name != "#margins"}, shared, {})
+    spec = {name: leaf for name, leaf in method.broadcast_spec(ONE, KEY).items() if name != "#margins"}
+    rounded = codec.decode(blob, spec, shared)
+    start = method._unpacked(rounded)
+    assert not torch.allclose(method.groups.norms(start), method.groups.norms(subtree("w", server)), atol=1e-3)
+    pi = Posterior.at(method, start, tree["#margins"], KEY).probabilities(start)
+    assert torch.allclose(pi, torch.tensor(0.99), atol=1e-5)
 
 
 def test_workers_make_no_difference() -> None:

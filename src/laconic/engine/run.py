@@ -213,6 +213,8 @@ def execute(
     if resume and overwrite:
         raise ConfigError("resume goes on with a run and overwrite starts it over: choose one.")
     if directory is None:
+        if resume or overwrite:
+            raise ConfigError("resume and overwrite are about a run's folder: say where it is with out.")
         return _advance(simulation, facts, None, [], 0, checkpoint_every, observer)
     directory.open(config, resume=resume, overwrite=overwrite)
     try:

@@ -28,6 +28,7 @@ from laconic.engine.store import pack, unpack
 
 _AHEAD = 8  # jobs per worker that may be finished before the oldest one is: bounds what waits in memory
 _TRIES = 3  # workers that may die over a job before we give up
+_DETAIL = 500  # characters of a client's error that a record keeps
 _PATIENCE = 2.0  # seconds that workers have to end by themselves
 
 
@@ -156,7 +157,8 @@ class Train:
         except (LaconicError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a panic of native code and sys.exit() are no Exceptions, and no better
-            return Failure("client_error", f"{type(error).__name__}: {error}")
+            said = " ".join(str(error).split())[:_DETAIL]
+            return Failure("client_error", f"{type(error).__name__}: {said}")
         return Done(
             turn.frame, pack(turn.personal), pack(turn.codec_state), turn.local, dict(turn.metrics), turn.seconds
         )

@@ -1,0 +1,175 @@
+"""Law 6: one bad client costs that client's reply, not the round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import laconic as lc
+from laconic.codecs import float32
+from laconic.core import ClientData, Codec, Method, Part, Shared, Spec, Tree, leaf_bytes, tree_sha256
+from laconic.engine import Link, Record, Run, Schedule, Simulation
+from laconic.methods import methods
+from laconic.testing import Byzantine, scaled, small_federation, small_task, with_nan
+
+SHORT = {"lr": 0.1, "local_epochs": 1, "batch_size": 10}
+FEDERATION = small_federation()
+ROUNDS = 2
+
+
+def run(
+    method: Method, *, clients: Any = FEDERATION, up: Codec | None = None, rounds: int = ROUNDS
+) -> tuple[str, list[Record]]:
+    cohort = clients.num_clients
+    schedule = Schedule(rounds=rounds, cohort=cohort, workers=0, min_replies=1)
+    simulation = Simulation(method, small_task(), clients, Link(up or float32(), float32()), schedule, seed=0)
+    records = list(simulation)
+    return tree_sha256(simulation.state.server), records
+
+
+def rejections(records: list[Record]) -> list[tuple[int, str]]:
+    return [(r["client"], r["reason"]) for record in records for r in record.get("rejections", [])]
+
+
+# --- lies ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits() -> lc.Federation:
+    return lc.data.digits(clients=10)
+
+
+def accuracy(digits: lc.Federation, name: str, liars: set[int]) -> float:
+    method = Byzantine(methods.build(name, SHORT), liars, scaled(-100))
+    ended: Run = lc.fit(method=method, data=digits, rounds=12, cohort=10, workers=0, eval_every=12)
+    assert ended.history[0]["rejected"] == 0  # a lie is a proper message
+    return float(ended.summary["global_accuracy"])
+
+
+def test_the_median_stands_2_liars_of_10_where_the_mean_falls(digits: lc.Federation) -> None:
+    honest = accuracy(digits, "fedmedian", set())
+    assert honest > 0.87
+    assert accuracy(digits, "fedmedian", {3, 7}) > honest - 0.02
+    assert accuracy(digits, "fedavg", set()) > 0.87
+    assert accuracy(digits, "fedavg", {3, 7}) < 0.25
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+def fail(message: Tree) -> Tree:
+    raise RuntimeError("this client fails")
+
+
+class Without:
+    """A federation that never had its last client."""
+
+    num_clients, test = FEDERATION.num_clients - 1, FEDERATION.test
+
+    def client(self, client: int) -> ClientData:
+        return FEDERATION.client(client)
+
+
+@pytest.mark.parametrize("name", list(methods))
+def test_a_nan_is_refused_and_the_run_is_the_one_without_that_client(name: str) -> None:
+    method = methods.build(name, SHORT)
+    for bad in (0, 5):
+        spoilt, records = run(Byzantine(method, {bad}, with_nan))
+        assert rejections(records) == [(bad, "non_finite")] * ROUNDS
+        assert [(r["replies"], r["rejected"]) for r in records] == [(5, 1)] * ROUNDS
+        failed, other = run(Byzantine(method, {bad}, fail))
+        assert rejections(other) == [(bad, "client_error")] * ROUNDS
+        assert spoilt == failed
+    # And where the last client never was, nothing else changes either: keys go by a client's own number.
+    assert run(method, clients=Without())[0] == spoilt
+    assert run(method)[0] != spoilt
+
+
+@pytest.mark.parametrize("bad", [{1, 2}, {0, 1, 2, 3, 4}])
+def test_several_bad_clients_cost_their_own_replies(bad: set[int]) -> None:
+    method = methods.build("fedavg", SHORT)
+    spoilt, records = run(Byzantine(method, bad, with_nan))
+    assert rejections(records) == [(client, "non_finite") for client in sorted(bad)] * ROUNDS
+    assert spoilt == run(Byzantine(method, bad, fail))[0] != run(method)[0]
+
+
+def test_a_round_of_bad_clients_only_changes_nothing() -> None:
+    method = methods.build("fedopt", SHORT)
+    everybody = set(range(FEDERATION.num_clients))
+    spoilt, records = run(Byzantine(method, everybody, with_nan))
+    assert [record["abandoned"] for record in records] == ["no reply was accepted"] * ROUNDS
+    fresh = Simulation(
+        method, small_task(), FEDERATION, Link(float32(), float32()), Schedule(rounds=1, cohort=1), seed=0
+    )
+    assert spoilt == tree_sha256(fresh.state.server)
+
+
+class Raw:
+    """A sender that writes whatever it has, as a hostile one might, or less; the receiver is the real one."""
+
+    text, id = float32().text, float32().id
+
+    def __init__(self, cut: int = 0) -> None:
+        self._honest, self._cut = float32(), cut
+
+    def init_state(self, spec: Spec) -> Tree:
+        return {}
+
+    def encode(self, tree: Tree, shared: Shared, state: Tree) -> tuple[bytes, Tree]:
+        payload = b"".join(leaf_bytes(leaf) for leaf in tree.values())
+        return (payload[: -self._cut] if self._cut and float(tree["0.weight"][0, 0]) == MARK else payload), {}
+
+    def decode(self, blob: bytes, spec: Spec, shared: Shared) -> Tree:
+        return self._honest.decode(blob, spec, shared)
+
+
+MARK = 2.0**100
+
+
+def marked(message: Tree) -> Tree:
+    return {name: torch.full_like(leaf, MARK) for name, leaf in message.items()}
+
+
+def test_a_nan_that_the_sender_did_not_mind_is_refused_by_the_server() -> None:
+    method = methods.build("fedavg", SHORT)
+    spoilt, records = run(Byzantine(method, {2}, with_nan), up=Raw())
+    assert rejections(records) == [(2, "non_finite")] * ROUNDS
+    assert spoilt == run(Byzantine(method, {2}, fail))[0]
+    frame = 40 + 4 * sum(leaf.size for leaf in small_task().spec.values())
+    assert records[0]["bytes_up"] == 6 * frame  # it came, so it is counted
+
+
+@pytest.mark.parametrize("cut", [1, 4, 100])
+def test_a_payload_that_is_cut_is_refused_by_the_server(cut: int) -> None:
+    method = methods.build("fedmedian", SHORT)
+    spoilt, records = run(Byzantine(method, {4}, marked), up=Raw(cut))
+    assert rejections(records) == [(4, "truncated")] * ROUNDS
+    assert spoilt == run(Byzantine(method, {4}, fail))[0]
+
+
+def test_a_message_of_another_shape_is_refused() -> None:
+    def longer(message: Tree) -> Tree:
+        return {name: torch.cat([leaf, leaf]) for name, leaf in message.items()}
+
+    method = methods.build("fedavg", SHORT)
+    spoilt, records = run(Byzantine(method, {1}, longer))
+    assert [client for client, _ in rejections(records)] == [1] * ROUNDS
+    assert spoilt == run(Byzantine(method, {1}, fail))[0]
+
+
+def test_a_client_without_data_is_passed_over() -> None:
+    class Poor(Without):
+        num_clients = FEDERATION.num_clients
+
+        def client(self, client: int) -> ClientData:
+            data = FEDERATION.client(client)
+            nothing = Part(data.train.x, data.train.y, torch.from_numpy(np.zeros(0, dtype=np.int64)))
+            return ClientData(nothing, data.test) if client == 2 else data
+
+    method = methods.build("fedavg", SHORT)
+    spoilt, records = run(method, clients=Poor())
+    assert rejections(records) == [(2, "no_data")] * ROUNDS
+    assert spoilt == run(Byzantine(method, {2}, fail))[0]
