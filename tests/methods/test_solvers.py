@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from laconic.core import ClientInfo, ConfigError, Key, Part, Task, Tree, isolated, read_state, tree_sha256
+from laconic.core import ClientInfo, ConfigError, Key, Part, Task, Tree, isolated, read_state, tree_sha256, write_state
 from laconic.methods import Gaussian, Laplace, Pull, Solver, adam, fedavg, fit, sgd
 from laconic.methods.catalogue import methods
 from laconic.testing import small_federation, small_task
@@ -389,3 +389,28 @@ def test_shorthands() -> None:
         lr=0.3, momentum=0.5, local_epochs=2, batch_size=7
     )
     assert adam(lr=0.3, epochs=2, batch_size=7) == Solver(optimizer="adam", lr=0.3, local_epochs=2, batch_size=7)
+
+
+def test_clip_norm_shortens_long_gradients_only() -> None:
+    """SGD with a clipped gradient, by hand; and a limit that is never reached changes nothing."""
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 4), torch.arange(12) % 3
+    part = Part.whole(x, y)
+
+    def fitted(clip: float | None) -> list[torch.Tensor]:
+        task = Task(lambda: torch.nn.Linear(4, 3))
+        write_state(task.module, task.init(Key.from_seed(0)))
+        solver = Solver(lr=1.0, local_steps=1, batch_size=12, clip_norm=clip)
+        fit(task, part, solver, round=1, key=Key.from_seed(0))
+        return [p.detach().clone() for p in task.module.parameters()]
+
+    start = list(Task(lambda: torch.nn.Linear(4, 3)).init(Key.from_seed(0)).values())
+    plain, clipped = fitted(None), fitted(0.05)
+    moved = torch.cat([(a - b).flatten() for a, b in zip(plain, start, strict=True)])
+    shorter = torch.cat([(a - b).flatten() for a, b in zip(clipped, start, strict=True)])
+    assert float(moved.norm()) > 0.05
+    torch.testing.assert_close(shorter, moved * (0.05 / moved.norm()), rtol=1e-4, atol=1e-6)
+    for a, b in zip(fitted(1e6), plain, strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ConfigError, match="clip_norm"):
+        Solver(clip_norm=0.0)

@@ -29,6 +29,8 @@ class Solver:
 
     `local_epochs` passes over the client's data, or exactly `local_steps` mini-batches where that is given. The
     learning rate of round t (from 1) is `lr * lr_decay ** (t - 1)`. The optimizer starts afresh in every round.
+    `clip_norm` shortens the loss's gradient to that length where it is longer: one client whose loss explodes would
+    otherwise spoil the average for everybody.
 
     >>> Solver(lr=0.1, lr_decay=0.5).rate(round=3)
     0.025
@@ -42,6 +44,7 @@ class Solver:
     local_steps: int | None = None
     batch_size: int = 10
     lr_decay: float = 1.0
+    clip_norm: float | None = None
 
     def __post_init__(self) -> None:
         _require(self.optimizer in _STEPS, "optimizer", f"be one of {', '.join(_STEPS)}", self.optimizer)
@@ -57,6 +60,7 @@ class Solver:
         )
         _require(self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size)
         _require(0 < self.lr_decay <= 1, "lr_decay", "lie in (0, 1]", self.lr_decay)
+        _require(self.clip_norm is None or 0 < self.clip_norm < math.inf, "clip_norm", "be positive", self.clip_norm)
         if self.optimizer == "adam" and self.momentum:
             raise ConfigError("momentum goes with optimizer = 'sgd'; adam has its own, leave momentum at 0.")
 
@@ -132,6 +136,8 @@ def fit(
             if latent is not None:
                 latent.learn(weights, gradients[len(weights) :])
                 del gradients[len(weights) :]
+            if solver.clip_norm is not None:
+                gradients = _clipped(gradients, solver.clip_norm)
             if pull.gradient is not None:
                 # Autograd's own tensors may be views of each other (where weights are added up, say).
                 gradients = [gradient.clone() for gradient in gradients]
@@ -159,6 +165,11 @@ def _batches(part: Part, solver: Solver, key: Key, *, smallest: int) -> Iterator
                 left -= 1
             yield batch
         epoch += 1
+
+
+def _clipped(gradients: list[Tensor], limit: float) -> list[Tensor]:
+    norm = torch.stack(torch._foreach_norm(gradients)).norm()
+    return list(torch._foreach_mul(gradients, (limit / norm).clamp(max=1.0)))
 
 
 def _sgd_step(weights: list[Tensor], lr: float, solver: Solver) -> Step:
