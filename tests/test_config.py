@@ -159,7 +159,7 @@ WRONG = {
     "run.rounds='3'": "rounds: should be a valid integer, got '3'.",
     "run.rounds=2.5": "rounds: should be a valid integer, got 2.5.",
     "run.rounds=true": "rounds: should be a valid integer, got True.",
-    "run.name=3": "name: should be a valid string, got 3.",
+    "run.name=3": "name: should be a valid string or a valid array, got 3.",
     "run.name=2020-01-01": "name: a date is no setting, got 2020-01-01.",
     "run.local_eval=1": "local_eval: should be a valid boolean, got 1.",
     "run.workers=abc": "got 'abc'.",
@@ -168,7 +168,7 @@ WRONG = {
     "model.hidden=[1,'x']": "hidden: should be a valid integer, got 'x'.",
     "method.name=3": "[method] name must be a name, got 3.",
     "data.source=['digits']": "[data] source must be a name, got ['digits'].",
-    "link.up=3": "should be a valid string, got 3.",
+    "link.up=3": "should be a valid string or a valid array, got 3.",
     "run.seed.x=1": "seed: should be a valid integer, got {'x': 1}.",
     # out of range
     "run.rounds=0": "run.rounds must be at least 1, got 0.",

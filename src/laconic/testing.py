@@ -221,6 +221,10 @@ class Byzantine:
         """As the method."""
         return self.method.local_model(received, personal)
 
+    def metrics(self, server: Tree) -> Mapping[str, float]:
+        """The honest method's."""
+        return self.method.metrics(server)
+
     def paper_bytes(self, received: Tree, message: Tree) -> int:
         """As the method."""
         return self.method.paper_bytes(received, message)

@@ -218,6 +218,9 @@ class Drift:
     def local_model(self, received: Tree, personal: Tree) -> Predictor:
         return self.task.fresh()
 
+    def metrics(self, server: Tree) -> dict[str, float]:
+        return {}
+
     def paper_bytes(self, received: Tree, message: Tree) -> int:
         return 0
 

@@ -282,10 +282,26 @@ def test_a_server_state_that_would_not_be_finite_abandons_the_round(toys: Any) -
         return replace(update, message={n: torch.full_like(v, 3e38) for n, v in update.message.items()})
 
     simulation = toys.simulation(toys.Hooked(after=huge), rounds=1)
+    simulation.agreement = replace(simulation.agreement, max_value=math.inf)
     before = tree_sha256(simulation.state.server)
     state, records = finished(simulation)
     assert state == before
     assert records[0]["abandoned"] == "the server's state would not be finite"
+
+
+def test_a_huge_value_costs_its_sender_only(toys: Any) -> None:
+    def huge(client: ClientInfo, update: Update) -> Update:
+        if client.id % 3:
+            return update
+        return replace(update, message={n: torch.full_like(v, 3e38) for n, v in update.message.items()})
+
+    def gone(client: ClientInfo) -> None:
+        if client.id % 3 == 0:
+            raise ConnectionError("gone")
+
+    state, records = finished(toys.simulation(toys.Hooked(after=huge), rounds=3))
+    assert {rejection["reason"] for record in records for rejection in record["rejections"]} == {"huge"}
+    assert state == finished(toys.simulation(toys.Hooked(before=gone), rounds=3))[0]
 
 
 def test_a_third_of_the_clients_vanishes_in_every_round(toys: Any) -> None:
@@ -304,8 +320,6 @@ def test_a_third_of_the_clients_vanishes_in_every_round(toys: Any) -> None:
         received = send(agreement, server, to_everyone(number))[1]
         infos = [ClientInfo(c, number, 0) for c in cohort_of(honest, number) if (c + number) % 3]
         turns = {i: client_round(agreement, received, i, {}, {}, honest.clients.client(i.id)) for i in infos}
-        # This agreement is of another object, but of the same run: frames are exchanged freely.
-        assert agreement.fingerprint == simulation.agreement.fingerprint
         server = server_round(
             agreement, server, (open_reply(agreement, turn.frame, received, i) for i, turn in turns.items()), number
         )

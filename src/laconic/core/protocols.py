@@ -51,7 +51,6 @@ class Shared:
     received: Tree = field(default_factory=dict)
 
 
-@runtime_checkable
 class Method(Protocol):
     """Both halves of an algorithm, written for one client; a frozen dataclass of hyper-parameters.
 
@@ -117,6 +116,10 @@ class Method(Protocol):
 
     def local_model(self, received: Tree, personal: Tree) -> Predictor:
         """What a client predicts with, from the newest broadcast and its personal state."""
+        ...
+
+    def metrics(self, server: Tree) -> Mapping[str, float]:
+        """What the server's state says of itself (sparsity and the like), for the records of evaluations."""
         ...
 
     def paper_bytes(self, received: Tree, message: Tree) -> int:

@@ -2,7 +2,8 @@
 
 Nothing in laconic reads or seeds a global generator: whoever needs randomness is handed a `Key`.
 What both ends of a link must regenerate (initial weights, rotations, sub-models) comes from
-`Key.numpy()`, a Philox generator whose stream is the same on every machine.
+`Key.numpy()`, a Philox generator whose words are the same on every machine and with every version. What numpy makes of
+the words (permutations, samples) is pinned by tests; what must never change is built on the words themselves.
 
 A user's own module may still use torch's global generator (`nn.Dropout`, initialisers in a
 constructor). `isolated` makes such code a function of a key as well, and restores the generator.
@@ -52,7 +53,7 @@ class Key:
         return int.from_bytes(self.digest[:8], "little")
 
     def numpy(self) -> np.random.Generator:
-        """A Philox generator: the same stream on every machine and with every version."""
+        """A Philox generator: the same words on every machine and with every version."""
         return np.random.Generator(np.random.Philox(key=int.from_bytes(self.digest, "little")))
 
     def torch(self, device: torch.device | str = "cpu") -> torch.Generator:

@@ -40,8 +40,9 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
     'blue 3'
     """
 
-    def __init__(self, kind: str, functions: list[Callable[..., T]]) -> None:
+    def __init__(self, kind: str, functions: list[Callable[..., T]], *, section: str = "") -> None:
         self.kind = kind
+        self.section = section or kind
         self._functions = {function.__name__.rstrip("_"): function for function in functions}
 
     def __getitem__(self, name: str) -> Callable[..., T]:
@@ -62,7 +63,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
     def build(self, name: str, settings: Mapping[str, Any], *, given: tuple[Any, ...] = ()) -> T:
         """Call the named function with checked settings; `given` are its positional arguments."""
         function = self[name]
-        return function(*given, **checked_settings(function, settings, where=f"[{self.kind}] {name}"))
+        return function(*given, **checked_settings(function, settings, where=f"[{self.section}] {name}"))
 
     def lines(self) -> list[tuple[str, str, str]]:
         """Name, first line of the docstring and where it lives, for `laconic list`."""
@@ -159,7 +160,11 @@ def _checked_value(hint: Any, value: Any, *, where: str) -> Any:
     try:
         return TypeAdapter(hint).validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
+        errors = error.errors()
+        if len(errors) > 1 and all(len(one["loc"]) == 1 for one in errors):  # nothing of a union fits
+            wanted = " or ".join(dict.fromkeys(one["msg"].removeprefix("Input should be ") for one in errors))
+            raise ConfigError(f"{where}: should be {wanted}, got {value!r}.") from None
+        first = errors[0]
         inner = "".join(f".{part}" for part in first["loc"] if isinstance(part, str))
         message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
         raise ConfigError(f"{where}{inner}: {message}, got {first['input']!r}.") from None

@@ -26,9 +26,11 @@ def dirichlet(
 
     `p` is the mix of the whole training set. Its scale is a matter of convention, and figures depend on it: with
     `per_class`, what most libraries do, p averages 1 over the classes (for balanced classes, Dir(α, …, α)); with
-    `total` it sums to 1, so that a client of ten balanced classes draws from Dir(α/10, …, α/10). All clients get the same number of examples (`per_client`, or all
-    there are), drawn class by class from `q_i` without replacement; a class that has run out is struck from the
-    mixes of the clients that follow. The test set is divided by the same `q_i`.
+    `total` it sums to 1, so that a client of ten balanced classes draws from Dir(α/10, …, α/10).
+
+    All clients get the same number of examples (`per_client`, or all there are), drawn class by class from `q_i`
+    without replacement; a class that has run out is struck from the mixes of the clients that follow. The test set
+    is divided by the same `q_i`.
 
     A large `alpha` makes all clients alike, a small one gives each a single class.
 

@@ -239,7 +239,7 @@ def parquet(
 
 
 sources: Registry[Federation] = Registry(
-    "data",
+    "dataset",
     [
         digits,
         synthetic,
@@ -255,6 +255,7 @@ sources: Registry[Federation] = Registry(
         adult,
         parquet,
     ],
+    section="data",
 )
 """All datasets by name."""
 

@@ -29,25 +29,22 @@ class Downlink:
     seen: dict[int, int] = field(default_factory=dict)
     """The round in which a client was last brought up to date."""
 
-    def update(self, known: Tree, num_bytes: int) -> None:
-        """A frame went out: this is known now."""
-        self.known = known
-        self.sent.append(self.sent[-1] + num_bytes)
-
-    def cost(self, clients: Iterable[int]) -> int:
-        """Bytes that bring these clients up to date, who then are.
+    def cost(self, frame_bytes: int, clients: Iterable[int]) -> int:
+        """Bytes that bring these clients up to date, when the newest frame has `frame_bytes`.
 
         >>> import torch
         >>> down = Downlink({"w": torch.zeros(100)})
-        >>> down.update(down.known, 50); down.cost([0, 1])      # both missed nothing: 50 bytes each
+        >>> down.cost(50, [0, 1]); down.keep(down.known, 50, [0, 1])      # nobody missed anything: 50 bytes each
         100
-        >>> down.update(down.known, 50); down.cost([0, 2])      # client 2 missed a frame: 50 + 2 * 50
+        >>> down.cost(50, [0, 2])                                         # client 2 missed a frame: 50 + 2 * 50
         150
         """
         whole = HEADER_BYTES + 4 * num_values(spec_of(self.known))
-        now = len(self.sent) - 1
-        total = 0
-        for client in clients:
-            total += min(self.sent[now] - self.sent[self.seen.get(client, 0)], whole)
-            self.seen[client] = now
-        return total
+        total = self.sent[-1] + frame_bytes
+        return sum(min(total - self.sent[self.seen.get(client, 0)], whole) for client in clients)
+
+    def keep(self, known: Tree, frame_bytes: int, clients: Iterable[int]) -> None:
+        """A frame went out: this is known now, and these clients are up to date."""
+        self.known = known
+        self.sent.append(self.sent[-1] + frame_bytes)
+        self.seen.update(dict.fromkeys(clients, len(self.sent) - 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 
 @dataclass
@@ -24,6 +24,9 @@ class Ledger:
         """So many bytes went down, to so many clients."""
         self.bytes_down += num_bytes
         self.messages_down += messages
+
+    def __add__(self, other: Ledger) -> Ledger:
+        return Ledger(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     def bits_per_parameter(self, parameters: int) -> tuple[float, float]:
         """Mean bits per parameter and message, up and down.

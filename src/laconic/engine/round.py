@@ -35,6 +35,7 @@ from laconic.core import (
     Predictor,
     Reply,
     Shared,
+    Spec,
     Task,
     Tree,
     describe,
@@ -74,13 +75,18 @@ class Agreement:
     key: Key
     max_examples: int = 10_000_000
     """The largest weight that a client may claim in a weighted average."""
+    max_value: float = 1e9
+    """The largest magnitude that a value of a message may have."""
+    settings: str = ""
+    """The method's settings, for the fingerprint."""
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """Eight bytes that differ when model, method, codecs or seed differ."""
+        """Eight bytes that differ when model, method, its settings, codecs or seed differ."""
         parts = (
             describe(self.method.task.spec),
             self.method.name,
+            self.settings,
             self.link.up.text,
             self.link.down.text,
             self.key.digest.hex(),
@@ -150,7 +156,8 @@ def send(agreement: Agreement, server: Tree, client: ClientInfo, known: Tree | N
     key = agreement.round_key(client.round)
     shared = Shared(key.fold_in("down", client.id))
     codec = agreement.link.down
-    tree = agreement.method.broadcast(server, client, key)
+    spec = agreement.method.broadcast_spec(client, key)
+    tree = _in_order(agreement.method.broadcast(server, client, key), spec)
     if known is not None:
         tree = map_tree(torch.sub, tree, known)
     payload, _ = codec.encode(tree, shared, {})
@@ -162,8 +169,7 @@ def send(agreement: Agreement, server: Tree, client: ClientInfo, known: Tree | N
         fingerprint=agreement.fingerprint,
         weight=0,
     )
-    decoded = codec.decode(payload, agreement.method.broadcast_spec(client, key), shared)
-    return seal(header, payload), _received(decoded, known)
+    return seal(header, payload), _received(codec.decode(payload, spec, shared), known)
 
 
 def to_everyone(round: int) -> ClientInfo:
@@ -190,8 +196,16 @@ def receive(agreement: Agreement, frame: bytes, client: ClientInfo, known: Tree 
     return _received(codec.decode(payload, spec, Shared(key.fold_in("down", client.id))), known)
 
 
+def _in_order(tree: Tree, spec: Spec) -> Tree:
+    """The tree with its leaves in the order of its spec: what an encoder writes is what a decoder expects."""
+    if tree.keys() != spec.keys():
+        odd = sorted(tree.keys() ^ spec.keys())
+        raise RuntimeError(f"the method's message and its spec differ in {odd[0]!r}.")
+    return {name: tree[name] for name in spec}
+
+
 def _received(decoded: Tree, known: Tree | None) -> Tree:
-    return decoded if known is None else map_tree(torch.add, known, decoded)
+    return decoded if known is None else map_tree(torch.add, decoded, known)  # in the order of the spec
 
 
 def client_round(
@@ -210,7 +224,8 @@ def client_round(
     with isolated(key.fold_in("torch")):
         update = method.client_update(received, personal, data, client, key)
         local = evaluate(method.task, update.fitted, data.test) if judge and update.fitted is not None else None
-    payload, codec_state = codec.encode(update.message, Shared(key.fold_in("up"), received), codec_state)
+    message = _in_order(update.message, method.message_spec(received))
+    payload, codec_state = codec.encode(message, Shared(key.fold_in("up"), received), codec_state)
     header = Header(
         direction=Direction.UP,
         codec=codec.id,
@@ -242,9 +257,23 @@ def open_reply(agreement: Agreement, frame: bytes, received: Tree, client: Clien
             raise PayloadError("weight", f"a weight of {header.weight}, but 1 to {agreement.max_examples} are allowed")
         shared = Shared(agreement.client_key(client).fold_in("up"), received)
         message = codec.decode(payload, agreement.method.message_spec(received), shared)
+        _check_bounded(message, agreement.max_value)
     except PayloadError as error:
         raise error.at(client=client.id, round=client.round) from None
+    except Exception as error:  # a codec of the user's own that is less careful than ours
+        said = PayloadError("codec_error", f"the codec raised {type(error).__name__}: {error}")
+        raise said.at(client=client.id, round=client.round) from error
     return Reply(replace(client, examples=header.weight), message, received)
+
+
+def _check_bounded(message: Tree, limit: float) -> None:
+    """Values that are finite but absurd would make a mean overflow for everybody."""
+    for name, leaf in message.items():
+        if leaf.is_floating_point() and leaf.numel():
+            low, high = torch.aminmax(leaf)
+            largest = max(-float(low), float(high))
+            if largest > limit:
+                raise PayloadError("huge", f"{name!r} holds a value of {largest:.3g}, but {limit:.3g} is the most")
 
 
 def server_round(agreement: Agreement, server: Tree, replies: Iterable[Reply], round: int) -> Tree:

@@ -23,7 +23,7 @@ import sys
 import tomllib
 from collections.abc import Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
@@ -32,12 +32,10 @@ import tomli_w
 import torch
 from torch import nn
 
-from laconic.core import ConfigError, RunError, Tree, tree_sha256
+from laconic.core import ConfigError, RunError, tree_sha256
 from laconic.engine.checkpoint import Checkpoints
-from laconic.engine.downlink import Downlink
 from laconic.engine.files import cannot_write, remove_temporaries, sync_folder, write_all, write_atomically
-from laconic.engine.ledger import Ledger
-from laconic.engine.simulate import Record, Simulation, State
+from laconic.engine.simulate import Record, Simulation
 from laconic.engine.store import pack
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -250,7 +248,7 @@ def _advance(
 
     observer.started(rounds=simulation.schedule.rounds, done=simulation.state.round)
     checkpoint()
-    whole = _Whole.of(simulation.state)
+    done = simulation.state.round
     try:
         # Closed at once, whatever happens in the loop: an error's traceback would keep the workers waiting.
         with closing(cast(Generator[Record], iter(simulation))) as records:
@@ -258,13 +256,14 @@ def _advance(
                 if directory is not None:
                     num_bytes = directory.append(record)
                 history.append(record)
-                whole = _Whole.of(simulation.state)
+                done = record["round"]
                 if record["round"] % checkpoint_every == 0:
                     checkpoint()
                 observer.advanced(record)
     except KeyboardInterrupt:
-        # The last whole round is what is kept, if the one that was cut short has left the state alone.
-        if whole.restore(simulation.state):
+        # A round that is cut short leaves the state alone until it is kept; one cut while it is being kept does not
+        # count, and the checkpoint before serves.
+        if simulation.state.round == done:
             checkpoint()
         raise
     checkpoint()
@@ -275,29 +274,6 @@ def _advance(
         directory.write("summary.json", json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
     observer.finished(summary)
     return Run(history, summary, model, directory.path if directory is not None else None)
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """A state after a whole round, to tell whether a cut round has touched it."""
-
-    round: int
-    server: Tree
-    ledger: Ledger
-    downlink: Downlink | None
-
-    @classmethod
-    def of(cls, state: State) -> _Whole:
-        down = state.downlink
-        known = None if down is None else Downlink(down.known, list(down.sent), dict(down.seen))
-        return cls(state.round, state.server, replace(state.ledger), known)
-
-    def restore(self, state: State) -> bool:
-        """Take back what the cut round sent; False where the round had begun to be kept."""
-        if state.round != self.round or state.server is not self.server:
-            return False
-        state.ledger, state.downlink = self.ledger, self.downlink
-        return True
 
 
 def _plain(record: Record) -> Record:

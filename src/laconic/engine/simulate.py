@@ -7,6 +7,7 @@ bit, for any number of workers and any order of arrival.
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,10 +22,13 @@ from laconic.engine.downlink import Downlink
 from laconic.engine.ledger import Ledger
 from laconic.engine.round import Agreement, Link, Score, chunks, open_reply, send, server_round, to_everyone
 from laconic.engine.store import ClientStore, pack
-from laconic.engine.workers import Clients, Done, Failure, JudgeClient, JudgeServer, Pool, Train, open_pool
+from laconic.engine.workers import Clients, Done, Failure, JudgeClient, JudgeServer, Pool, Train, cores, open_pool
 
 Record = dict[str, Any]
 """One round's figures, as they stand in metrics.jsonl."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of a function among a method's settings: not the same everywhere
+BETWEEN_ROUNDS = -1
+"""`State.round` while a round is being kept: such a state is not a whole one."""
 
 
 class Rejection(NamedTuple):
@@ -87,10 +91,13 @@ class Simulation:
                 "lower run.cohort or raise data.clients."
             )
         self.schedule, self.clients, self.seed = schedule, clients, seed
-        self.agreement = Agreement(method.bind(task), link, Key.from_seed(seed))
+        settings = _ADDRESS.sub("", repr(method))
+        self.agreement = Agreement(method.bind(task), link, Key.from_seed(seed), settings=settings)
         self.state = State(0, self.agreement.method.init(self.agreement.key.fold_in("init")))
         if self.agreement.sends_changes:
             self.state.downlink = Downlink(self.agreement.first_known())
+        if not self.method.per_client:  # what does not go together is said before any worker starts
+            link.up.init_state(self.method.message_spec(self.agreement.first_known()))
 
     @property
     def method(self) -> Method:
@@ -108,13 +115,15 @@ class Simulation:
                 pool.close()
 
     def _workers(self) -> int | Literal["auto"]:
-        workers = self.schedule.workers
-        return workers if workers == "auto" else min(workers, self.schedule.cohort)
+        """No more workers than clients to train."""
+        workers, cohort = self.schedule.workers, self.schedule.cohort
+        if workers == "auto":
+            return "auto" if cores() <= cohort else cohort
+        return min(workers, cohort)
 
     def _advance(self, pool: Pool) -> Record:
         began = time.perf_counter()
-        state, number = self.state, self.state.round + 1
-        before = Ledger(**state.ledger.as_dict())
+        number = self.state.round + 1
         exchange = _Exchange(self, pool, number)
         server, abandoned = exchange.run()
         record: Record = {
@@ -122,36 +131,43 @@ class Simulation:
             "cohort": self.schedule.cohort,
             "replies": exchange.replies,
             "rejected": len(exchange.rejections),
-            "bytes_up": state.ledger.bytes_up - before.bytes_up,
-            "bytes_down": state.ledger.bytes_down - before.bytes_down,
+            "bytes_up": exchange.ledger.bytes_up,
+            "bytes_down": exchange.ledger.bytes_down,
+            **exchange.means(),
         }
-        if exchange.losses:
-            record["train_loss"] = sum(exchange.losses) / len(exchange.losses)
         if exchange.rejections:
             record["rejections"] = [rejection._asdict() for rejection in exchange.rejections]
         if abandoned:
             record["abandoned"] = abandoned
-        else:
-            state.server = server
-            exchange.keep()
-        state.round = number
+        self._keep(exchange, number, None if abandoned else server)
         if number % self.schedule.eval_every == 0 or number == self.schedule.rounds:
             record.update(self._judge(pool))
         record["seconds"] = time.perf_counter() - began
         return record
 
+    def _keep(self, exchange: _Exchange, number: int, server: Tree | None) -> None:
+        """Make a round part of the state. Until `round` is set again, an interrupted state is not a whole one."""
+        state = self.state
+        state.round = BETWEEN_ROUNDS
+        exchange.keep(accepted=server is not None)
+        if server is not None:
+            state.server = server
+        state.round = number
+
     def _judge(self, pool: Pool) -> Record:
         """Global: the server's model on the common test set. Local: each client's last model on its own data."""
         state, method = self.state, self.method
-        record: Record = {}
+        record: Record = dict(method.metrics(state.server))
         pool.share(server=pack(state.server))
         count = len(chunks(self.clients.test))
         total = Score(0, {})
         for score in pool.map((JudgeServer(i) for i in range(count)), count=count):
             total += score
         record.update({f"global_{name}": value for name, value in total.means().items()})
-        if method.stateful:
+        if method.stateful and self.schedule.local_eval:
             known = list(state.personal)
+            if state.downlink is not None:
+                pool.share(held=pack(state.downlink.known))
             jobs = (JudgeClient(ClientInfo(c, state.round, 0), state.personal[c]) for c in known)
             state.local = dict(zip(known, pool.map(jobs, count=len(known)), strict=True))
         judged = [score.means() for _, score in sorted(state.local.items()) if score.examples]
@@ -163,14 +179,21 @@ class Simulation:
 
 
 class _Exchange:
-    """One round's messages: out, back, decoded, folded; what clients keep is kept only if the round counts."""
+    """One round's messages: out, back, decoded, folded. Nothing of it touches the state before `keep`."""
 
     def __init__(self, simulation: Simulation, pool: Pool, round: int) -> None:
         self._simulation, self._pool, self._round = simulation, pool, round
+        self._cohort = sample_cohort(
+            simulation.agreement.round_key(round),
+            clients=simulation.clients.num_clients,
+            cohort=simulation.schedule.cohort,
+        )
+        self.ledger = Ledger()
         self.replies = 0
         self.rejections: list[Rejection] = []
-        self.losses: list[float] = []
-        self._kept: list[tuple[int, Done]] = []
+        self._metrics: dict[str, list[float]] = {}
+        self._done: list[tuple[int, Done]] = []
+        self._sent: tuple[Tree, int] | None = None
 
     def run(self) -> tuple[Tree, str]:
         """The server's new state, or the reason why the round is abandoned."""
@@ -189,76 +212,80 @@ class _Exchange:
             return server, "the server's state would not be finite"
         return new, ""
 
+    def means(self) -> Record:
+        """The accepted clients' own figures (training loss and so on), averaged."""
+        return {name: sum(values) / len(values) for name, values in self._metrics.items()}
+
+    def keep(self, *, accepted: bool) -> None:
+        """What was sent was sent; what clients keep counts only if the round does. The refused keep what they had."""
+        state = self._simulation.state
+        state.ledger += self.ledger
+        if state.downlink is not None and self._sent is not None:
+            state.downlink.keep(*self._sent, self._cohort)
+        for client, done in self._done if accepted else ():
+            state.personal[client] = done.personal
+            state.codec[client] = done.codec_state
+            if done.local is not None:
+                state.local[client] = done.local
+
     def _stream(self) -> Iterator[Reply]:
         """Accepted replies in client order, as they come."""
         simulation, state = self._simulation, self._simulation.state
-        agreement, schedule = simulation.agreement, simulation.schedule
-        cohort = sample_cohort(
-            agreement.round_key(self._round), clients=simulation.clients.num_clients, cohort=schedule.cohort
-        )
-        infos = [ClientInfo(c, self._round, 0) for c in cohort]
-        per_client: dict[int, Tree] = {}
-        if not agreement.method.per_client:
-            received = self._broadcast(cohort)
+        agreement = simulation.agreement
+        method = agreement.method
+        infos = [ClientInfo(c, self._round, 0) for c in self._cohort]
+        received: dict[int, Tree] = {}
+        shared = None if method.per_client else self._broadcast()
 
         def jobs() -> Iterator[Train]:
             for info in infos:
                 own = None
-                if agreement.method.per_client:
-                    own, per_client[info.id] = send(agreement, state.server, info)
-                    state.ledger.down(len(own))
+                if method.per_client:
+                    own, received[info.id] = send(agreement, state.server, info)
+                    self.ledger.down(len(own))
                 yield Train(
                     info,
                     state.personal.get(info.id, b""),
                     state.codec.get(info.id, b""),
                     own,
-                    schedule.local_eval and not agreement.method.stateful,
+                    simulation.schedule.local_eval and not method.stateful,
                 )
 
         for info, result in zip(infos, self._pool.map(jobs(), count=len(infos)), strict=True):
-            sent = per_client.pop(info.id) if agreement.method.per_client else received
+            sent = received.pop(info.id) if shared is None else shared
             if isinstance(result, Failure):
                 self._reject(info, result.reason, result.detail)
                 continue
-            state.ledger.up(len(result.frame))
+            self.ledger.up(len(result.frame))
             try:
                 reply = open_reply(agreement, result.frame, sent, info)
             except PayloadError as error:
                 self._reject(info, error.reason, error.detail)
                 continue
-            state.ledger.paper_bytes += agreement.method.paper_bytes(sent, reply.message)
+            self.ledger.paper_bytes += method.paper_bytes(sent, reply.message)
             self.replies += 1
-            self._kept.append((info.id, result._replace(frame=b"")))
-            if "train_loss" in result.metrics:
-                self.losses.append(result.metrics["train_loss"])
+            self._done.append((info.id, result._replace(frame=b"")))
+            for name, value in result.metrics.items():
+                self._metrics.setdefault(name, []).append(value)
             yield reply
 
-    def _broadcast(self, cohort: list[int]) -> Tree:
+    def _broadcast(self) -> Tree:
         """Send what all clients of the round share; gives what they then have."""
         agreement, state = self._simulation.agreement, self._simulation.state
         everyone, shared = to_everyone(self._round), {"round": self._round.to_bytes(4, "little")}
-        if state.downlink is None:
-            frame, received = send(agreement, state.server, everyone)
-            state.ledger.down(len(frame) * len(cohort), messages=len(cohort))
-        else:
+        known = None if state.downlink is None else state.downlink.known
+        frame, received = send(agreement, state.server, everyone, known)
+        num_bytes = len(frame) * len(self._cohort)
+        if state.downlink is not None:
             shared["known"] = pack(state.downlink.known)
-            frame, received = send(agreement, state.server, everyone, state.downlink.known)
-            state.downlink.update(received, len(frame))
-            state.ledger.down(state.downlink.cost(cohort), messages=len(cohort))
+            self._sent = received, len(frame)
+            num_bytes = state.downlink.cost(len(frame), self._cohort)
+        self.ledger.down(num_bytes, messages=len(self._cohort))
         self._pool.share(frame=frame, **shared)
         return received
 
     def _reject(self, client: ClientInfo, reason: str, detail: str) -> None:
         self.rejections.append(Rejection(client.id, client.round, reason, detail))
-
-    def keep(self) -> None:
-        """Store what the clients keep; a client whose reply was refused keeps what it had."""
-        state = self._simulation.state
-        for client, done in self._kept:
-            state.personal[client] = done.personal
-            state.codec[client] = done.codec_state
-            if done.local is not None:
-                state.local[client] = done.local
 
 
 def simulate(

@@ -189,7 +189,9 @@ class JudgeClient:
     def run(self, station: Station) -> Score:
         """Its score."""
         method = station.agreement.method
-        received = method.broadcast(station.server, self.client, station.agreement.round_key(self.client.round))
+        held = station.shared.get("held")  # where changes are sent, what clients hold is not quite the server's
+        key = station.agreement.round_key(self.client.round)
+        received = unpack(held) if held else method.broadcast(station.server, self.client, key)
         predictor = method.local_model(received, unpack(self.personal))
         return evaluate(method.task, predictor, station.clients.client(self.client.id).test)
 
@@ -211,15 +213,20 @@ class Pool(Protocol):
 
 
 def open_pool(agreement: Agreement, clients: Clients, *, workers: int | Literal["auto"]) -> Pool:
-    """A pool of worker processes, or of none (`workers = 0`). `auto` is one per core."""
+    """A pool of worker processes, or of none (`workers = 0`). `auto` is one per core, where processes can be forked."""
     can_fork = "fork" in multiprocessing.get_all_start_methods() and agreement.method.task.device == "cpu"
     if workers == "auto":
-        workers = len(os.sched_getaffinity(0)) if can_fork and hasattr(os, "sched_getaffinity") else 0
+        workers = cores() if can_fork else 0
     if workers and not can_fork:
         raise ConfigError(
             f"workers = {workers} needs a system with fork and device = 'cpu'; set workers = 0 for this machine."
         )
     return Processes(agreement, clients, workers) if workers else InProcess(agreement, clients)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class InProcess:

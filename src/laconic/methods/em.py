@@ -11,7 +11,7 @@ Louizos et al., "Federated averaging as expectation maximization", 2021.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, get_args
 
@@ -188,6 +188,10 @@ class EM:
     def local_model(self, received: Tree, personal: Tree) -> Predictor:
         """Without personal state, what the server predicts with."""
         return self.prior.model(received, self.task)
+
+    def metrics(self, server: Tree) -> Mapping[str, float]:
+        """Nothing besides the weights."""
+        return {}
 
     def paper_bytes(self, received: Tree, message: Tree) -> int:
         """Four bytes per parameter, both ways."""

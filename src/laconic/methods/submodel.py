@@ -284,6 +284,10 @@ class SubModel:
         """The client's part of the model."""
         return self._small(received).eval()
 
+    def metrics(self, server: Tree) -> Mapping[str, float]:
+        """Nothing besides the weights."""
+        return {}
+
     def paper_bytes(self, received: Tree, message: Tree) -> int:
         """Four bytes per weight, both ways, as the paper counts: a removed unit takes its own weights with it (its
         row, bias and channel of the normalisation layer), but the columns that read it are counted as sent."""
