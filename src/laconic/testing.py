@@ -56,6 +56,7 @@ from laconic.core import (
 )
 from laconic.data import Federation
 from laconic.engine import Agreement, Checkpoints, Link, Schedule, Simulation, State, to_everyone
+from laconic.engine.simulate import one_thread
 from laconic.engine.workers import Clients
 
 __all__ = [
@@ -258,7 +259,7 @@ def check_method(
     bound = method.bind(task)
     _law(not _missing(bound), method, f"bind must give a Method, got {type(bound).__name__}")
     _law(bound.task is task, method, "after bind(task), `task` must be that task")
-    with _one_thread():
+    with one_thread():
         _Functions(Agreement(bound, Link(exact, exact), Key.from_seed(seed)), clients).check()
     schedule = Schedule(rounds=rounds, cohort=min(cohort, clients.num_clients), eval_every=2, workers=0)
     _Runs(method, task, clients, schedule, seed).check(exact, lossy, workers)
@@ -546,17 +547,6 @@ def _parts(state: State) -> dict[str, Any]:
         "local evaluation": {client: asdict(score) for client, score in state.local.items()},
         "broadcast": state.downlink and tree_sha256(state.downlink.known),
     }
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """As engines compute: sums over several threads may come out otherwise."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from laconic.core.objects import find_object
 from laconic.core.protocols import Codec, Method, Predictor, Reply, Shared, Update
 from laconic.core.random import Key, isolated
 from laconic.core.registry import Registry, checked_settings, flat, resolved_settings
-from laconic.core.task import Loss, Metric, Task, accuracy, read_state, write_state
+from laconic.core.task import Loss, Metric, Task, accuracy, bound_task, read_state, write_state
 from laconic.core.tree import (
     Leaf,
     Spec,
@@ -55,6 +55,7 @@ __all__ = [
     "Update",
     "UserError",
     "accuracy",
+    "bound_task",
     "checked_settings",
     "describe",
     "did_you_mean",

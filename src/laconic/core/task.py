@@ -118,6 +118,13 @@ class _Pad(NamedTuple):
     constants: list[_Constant]
 
 
+def bound_task(task: Task | None, method: str) -> Task:
+    """The task that a method was bound to."""
+    if task is None:
+        raise RuntimeError(f"{method} has no task yet: call bind(task) first.")
+    return task
+
+
 def read_state(module: nn.Module) -> Tree:
     """The module's own tensors (not copies): parameters, then floating-point buffers that are saved with it."""
     return {name: leaf.detach() for name, leaf in _state_of(module).items()}

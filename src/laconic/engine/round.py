@@ -145,6 +145,36 @@ class Turn:
     seconds: float = 0.0
 
 
+# --- frames ----------------------------------------------------------------------------------------------------------
+
+
+def _sealed(
+    agreement: Agreement, direction: Direction, client: ClientInfo, payload: bytes, *, weight: int = 0
+) -> bytes:
+    codec = agreement.link.down if direction is Direction.DOWN else agreement.link.up
+    header = Header(
+        direction=direction,
+        codec=codec.id,
+        round=client.round,
+        client=client.id,
+        fingerprint=agreement.fingerprint,
+        weight=weight,
+    )
+    return seal(header, payload)
+
+
+def _opened(agreement: Agreement, direction: Direction, client: ClientInfo, frame: bytes) -> tuple[Header, bytes]:
+    codec = agreement.link.down if direction is Direction.DOWN else agreement.link.up
+    return unseal(
+        frame,
+        direction=direction,
+        codec=codec.id,
+        round=client.round,
+        client=client.id,
+        fingerprint=agreement.fingerprint,
+    )
+
+
 # --- the server's first half -----------------------------------------------------------------------------------------
 
 
@@ -161,15 +191,8 @@ def send(agreement: Agreement, server: Tree, client: ClientInfo, known: Tree | N
     if known is not None:
         tree = map_tree(torch.sub, tree, known)
     payload, _ = codec.encode(tree, shared, {})
-    header = Header(
-        direction=Direction.DOWN,
-        codec=codec.id,
-        round=client.round,
-        client=client.id,
-        fingerprint=agreement.fingerprint,
-        weight=0,
-    )
-    return seal(header, payload), _received(codec.decode(payload, spec, shared), known)
+    frame = _sealed(agreement, Direction.DOWN, client, payload)
+    return frame, _received(codec.decode(payload, spec, shared), known)
 
 
 def to_everyone(round: int) -> ClientInfo:
@@ -184,14 +207,7 @@ def receive(agreement: Agreement, frame: bytes, client: ClientInfo, known: Tree 
     """What a client has after the frame that came down; `known` is what it had, where changes are sent."""
     key = agreement.round_key(client.round)
     codec = agreement.link.down
-    _, payload = unseal(
-        frame,
-        direction=Direction.DOWN,
-        codec=codec.id,
-        round=client.round,
-        client=client.id,
-        fingerprint=agreement.fingerprint,
-    )
+    _, payload = _opened(agreement, Direction.DOWN, client, frame)
     spec = agreement.method.broadcast_spec(client, key)
     return _received(codec.decode(payload, spec, Shared(key.fold_in("down", client.id))), known)
 
@@ -226,16 +242,8 @@ def client_round(
         local = evaluate(method.task, update.fitted, data.test) if judge and update.fitted is not None else None
     message = _in_order(update.message, method.message_spec(received))
     payload, codec_state = codec.encode(message, Shared(key.fold_in("up"), received), codec_state)
-    header = Header(
-        direction=Direction.UP,
-        codec=codec.id,
-        round=client.round,
-        client=client.id,
-        fingerprint=agreement.fingerprint,
-        weight=len(data.train),
-    )
-    seconds = time.perf_counter() - began
-    return Turn(seal(header, payload), update.personal, codec_state, local, update.metrics, seconds)
+    frame = _sealed(agreement, Direction.UP, client, payload, weight=len(data.train))
+    return Turn(frame, update.personal, codec_state, local, update.metrics, time.perf_counter() - began)
 
 
 # --- the server's second half ----------------------------------------------------------------------------------------
@@ -245,14 +253,7 @@ def open_reply(agreement: Agreement, frame: bytes, received: Tree, client: Clien
     """Decode and check a client's frame; `PayloadError` says why it is refused."""
     codec = agreement.link.up
     try:
-        header, payload = unseal(
-            frame,
-            direction=Direction.UP,
-            codec=codec.id,
-            round=client.round,
-            client=client.id,
-            fingerprint=agreement.fingerprint,
-        )
+        header, payload = _opened(agreement, Direction.UP, client, frame)
         if not 1 <= header.weight <= agreement.max_examples:
             raise PayloadError("weight", f"a weight of {header.weight}, but 1 to {agreement.max_examples} are allowed")
         shared = Shared(agreement.client_key(client).fold_in("up"), received)

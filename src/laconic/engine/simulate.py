@@ -106,7 +106,7 @@ class Simulation:
 
     def __iter__(self) -> Iterator[Record]:
         """Advance to the last round, giving each round's record."""
-        with _one_thread():
+        with one_thread():
             pool = open_pool(self.agreement, self.clients, workers=self._workers())
             try:
                 while self.state.round < self.schedule.rounds:
@@ -311,7 +311,7 @@ def _finite(tree: Tree) -> bool:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """One torch thread, as the workers have: sums then come out the same with and without workers."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

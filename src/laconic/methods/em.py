@@ -28,6 +28,7 @@ from laconic.core import (
     Task,
     Tree,
     Update,
+    bound_task,
     did_you_mean,
     map_tree,
     num_values,
@@ -118,9 +119,7 @@ class EM:
     @property
     def task(self) -> Task:
         """The task that `bind` gave."""
-        if self.bound is None:
-            raise RuntimeError(f"{self.name} has no task yet: call bind(task) first.")
-        return self.bound
+        return bound_task(self.bound, self.name)
 
     def bind(self, task: Task) -> EM:
         """The same method for a task."""

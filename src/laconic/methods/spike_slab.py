@@ -49,6 +49,7 @@ from laconic.core import (
     Task,
     Tree,
     Update,
+    bound_task,
     did_you_mean,
     prefixed,
     read_state,
@@ -124,9 +125,7 @@ class SpikeSlab:
     @property
     def task(self) -> Task:
         """The task that `bind` gave."""
-        if self.bound is None:
-            raise RuntimeError(f"{self.name} has no task yet: call bind(task) first.")
-        return self.bound
+        return bound_task(self.bound, self.name)
 
     def bind(self, task: Task) -> SpikeSlab:
         """The same method for a task; a model without gateable layers is refused here."""

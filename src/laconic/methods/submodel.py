@@ -34,6 +34,7 @@ from laconic.core import (
     Task,
     Tree,
     Update,
+    bound_task,
     prefixed,
     read_state,
     spec_of,
@@ -92,9 +93,7 @@ class SubModel:
     @property
     def task(self) -> Task:
         """The task that `bind` gave."""
-        if self.bound is None:
-            raise RuntimeError(f"{self.name} has no task yet: call bind(task) first.")
-        return self.bound
+        return bound_task(self.bound, self.name)
 
     def bind(self, task: Task) -> SubModel:
         """The same method for a task; a model without droppable layers is refused here."""
