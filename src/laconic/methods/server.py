@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from laconic.core import ConfigError, Tree, did_you_mean
 
+_PLAIN = frozenset({"sgd", "adam", "adamw", "adamax", "adagrad", "rmsprop"})  # known to need a gradient and no more
 _NUMBER = "#"  # marks an entry of an optimizer's state that is a plain number
 
 
@@ -29,6 +31,10 @@ class ServerOptimizer:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not 0 < self.lr < math.inf:
+            raise ConfigError(f"the server optimizer's lr must be positive and finite, got {self.lr}.")
+        if self.name.lower() in _PLAIN and not self.options:
+            return  # nothing to go wrong; and the first use of any optimizer costs torch a second of imports
         # A trial step: some optimizers refuse options, others (LBFGS) need more than a gradient.
         trial = nn.Parameter(torch.zeros(2))
         trial.grad = torch.zeros(2)
