@@ -18,7 +18,7 @@ def shown(*records: Mapping[str, Any], terminal: bool, rounds: int = 4, done: in
     text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=200, legacy_windows=False)
     display = Display(console, **options)
-    display.started(rounds=rounds, done=done)
+    display.started(rounds=rounds, history=[record(i) for i in range(1, done + 1)])
     for each in records:
         display.advanced(each)
     display.finished({})
@@ -70,8 +70,8 @@ def test_plain_lines_come_from_time_to_time_without_evaluations_too() -> None:
 def test_a_live_line_on_a_terminal() -> None:
     text = shown(record(1), record(2, global_accuracy=0.9, global_loss=0.3), terminal=True)
     assert "\x1b[" in text
-    assert "round 2/4" in text
-    for piece in ("accuracy 0.9000", "up 3.00 kB", "down 5.00 MB", "rounds/s", "left"):
+    assert "2/4" in text
+    for piece in ("accuracy 0.9000", "up 3.00 kB", "down 5.00 MB", "/s", "left"):
         assert piece in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0, "the cursor comes back"
 
@@ -98,7 +98,7 @@ def test_a_quiet_console_shows_nothing() -> None:
     text = io.StringIO()
     for terminal in (False, True):
         display = Display(Console(file=text, force_terminal=terminal, quiet=True))
-        display.started(rounds=1, done=0)
+        display.started(rounds=1, history=[])
         display.advanced(record(1, global_loss=0.1, abandoned="x"))
         display.close()
     assert text.getvalue() == ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 
 def size(num_bytes: float) -> str:
@@ -40,19 +41,23 @@ class Display:
         self._up = self._down = 0
         self._judged = ""
 
-    def started(self, *, rounds: int, done: int) -> None:
+    def started(self, *, rounds: int, history: Sequence[Mapping[str, Any]]) -> None:
         """Show where the run begins."""
+        done = len(history)
         self._rounds, self._first = rounds, done
+        self._up = sum(record["bytes_up"] for record in history)
+        self._down = sum(record["bytes_down"] for record in history)
         self._began = self._logged = time.monotonic()
         if done:
             self._console.print(f"resuming after round {done} of {rounds}", highlight=False)
         if self._console.is_terminal:
             self._live = Progress(
-                TextColumn("round {task.completed}/{task.total}"),
-                BarColumn(bar_width=24),
+                # As narrow as it can be said: a line of eighty columns holds it all.
+                TextColumn("{task.completed}/{task.total}"),
+                BarColumn(bar_width=8),
                 TextColumn("{task.description}"),
+                TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
                 TextColumn("left"),
-                TimeRemainingColumn(compact=True),
                 console=self._console,
             )
             self._task = self._live.add_task("", total=rounds, completed=done)
@@ -79,7 +84,7 @@ class Display:
         rate = (number - self._first) / max(now - self._began, 1e-9)
         line = f"{self._judged}  up {size(self._up)}  down {size(self._down)}  {rate:.3g} rounds/s"
         if self._live is not None:
-            self._live.update(self._task, completed=number, description=line.strip())
+            self._live.update(self._task, completed=number, description=line.strip().removesuffix(" rounds/s") + "/s")
         elif "global_loss" in record or now - self._logged >= self._log_seconds or number == self._rounds:
             self._logged = now
             left = (self._rounds - number) / max(rate, 1e-9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def test_error_feedback_is_refused_on_the_way_down() -> None:
 class StopAfterThree:
     """An observer that interrupts a run."""
 
-    def started(self, *, rounds: int, done: int) -> None: ...
+    def started(self, *, rounds: int, history: Sequence[Mapping[str, Any]]) -> None: ...
 
     def advanced(self, record: Mapping[str, Any]) -> None:
         if record["round"] == 3:

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,8 @@ class Interrupting:
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def started(self, *, rounds: int, done: int) -> None:
-        self.done = done
+    def started(self, *, rounds: int, history: Sequence[Mapping[str, Any]]) -> None:
+        self.done = len(history)
 
     def advanced(self, record: Mapping[str, Any]) -> None:
         if record["round"] == self.at:
@@ -366,7 +366,7 @@ def test_records_that_cannot_be_written(toys: Any, tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
 
     class Filling(Interrupting):
-        def started(self, *, rounds: int, done: int) -> None:
+        def started(self, *, rounds: int, history: Sequence[Mapping[str, Any]]) -> None:
             (tmp_path / "r" / "metrics.jsonl").symlink_to("/dev/full")
 
     with pytest.raises(RunError, match=r"cannot write .*metrics\.jsonl: no space left on device"):

@@ -21,7 +21,7 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -55,8 +55,8 @@ class Run:
 class Observer(Protocol):
     """Whoever watches a run: a progress display, a log."""
 
-    def started(self, *, rounds: int, done: int) -> None:
-        """The run begins, or goes on after `done` rounds."""
+    def started(self, *, rounds: int, history: Sequence[Record]) -> None:
+        """The run begins, or goes on after the rounds of `history`."""
         ...
 
     def advanced(self, record: Record) -> None:
@@ -71,7 +71,7 @@ class Observer(Protocol):
 class Silent:
     """Watches without a word."""
 
-    def started(self, *, rounds: int, done: int) -> None:
+    def started(self, *, rounds: int, history: Sequence[Record]) -> None:
         """Nothing."""
 
     def advanced(self, record: Record) -> None:
@@ -246,7 +246,7 @@ def _advance(
             directory.checkpoints.save(simulation.state, {"metrics_bytes": num_bytes})
             saved = simulation.state.round
 
-    observer.started(rounds=simulation.schedule.rounds, done=simulation.state.round)
+    observer.started(rounds=simulation.schedule.rounds, history=history)
     checkpoint()
     done = simulation.state.round
     try:
