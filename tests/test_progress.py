@@ -92,6 +92,7 @@ def test_refused_replies_and_abandoned_rounds_are_told(terminal: bool) -> None:
 def test_a_resumed_run_says_where_it_goes_on() -> None:
     text = shown(record(3), record(4, global_loss=0.1), terminal=False, done=2)
     assert text.startswith("resuming after round 2 of 4\n")
+    assert "up 6.00 kB  down 10.0 MB" in text.splitlines()[-1], "bytes of all four rounds"
 
 
 def test_a_quiet_console_shows_nothing() -> None:
