@@ -301,6 +301,7 @@ def _summary(simulation: Simulation, facts: Mapping[str, Any], history: list[Rec
         "global_accuracy": judged.get("global_accuracy"),
         "local_accuracy": judged.get("local_accuracy"),
         **{name: value for name, value in judged.items() if name.startswith(("global_", "local_"))},
+        **method.metrics(state.server),
         "bytes_up": state.ledger.bytes_up,
         "bytes_down": state.ledger.bytes_down,
         "bits_per_parameter_up": bits_up,
