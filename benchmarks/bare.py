@@ -1,7 +1,8 @@
 """The yardstick: federated averaging as a bare PyTorch loop in two processes of one thread each.
 
 No frames, no checks, no ledger: weights go to and fro in shared memory, each process adds up its own clients, and the
-parent averages. It makes the same steps as laconic's FedAvg (same clients, same batches, same learning rate).
+parent averages. It makes the same steps as laconic's FedAvg: same first weights, same clients, same batches, which
+`benchmarks.rounds` checks by comparing the weights after a round. Its inner loop is the usual one, `torch.optim.SGD`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from laconic.core import Key
+from laconic.core import ClientInfo
 from laconic.data import Federation
+from laconic.engine import Agreement
 
 _CONTEXT = multiprocessing.get_context("fork")
 
@@ -23,17 +25,26 @@ class BareLoop:
     """Two worker processes with the data and a model each."""
 
     def __init__(
-        self, build: Callable[[], nn.Module], federation: Federation, *, lr: float, batch_size: int, processes: int = 2
+        self,
+        build: Callable[[], nn.Module],
+        federation: Federation,
+        agreement: Agreement,
+        first: list[Tensor],
+        *,
+        lr: float,
+        batch_size: int,
+        processes: int = 2,
     ) -> None:
-        self._federation = federation
-        self._weights = [p.detach().clone().share_memory_() for p in build().parameters()]
+        self.weights = self._weights = [weight.clone().share_memory_() for weight in first]
         self._sums = [[torch.zeros_like(w).share_memory_() for w in self._weights] for _ in range(processes)]
         self._pipes = []
         self._processes = []
         for sums in self._sums:
             ours, theirs = _CONTEXT.Pipe()
             process = _CONTEXT.Process(
-                target=_work, args=(theirs, build, federation, self._weights, sums, lr, batch_size), daemon=True
+                target=_work,
+                args=(theirs, build, federation, agreement, self._weights, sums, lr, batch_size),
+                daemon=True,
             )
             process.start()
             self._pipes.append(ours)
@@ -58,6 +69,7 @@ def _work(
     pipe: multiprocessing.connection.Connection,
     build: Callable[[], nn.Module],
     federation: Federation,
+    agreement: Agreement,
     weights: list[Tensor],
     sums: list[Tensor],
     lr: float,
@@ -67,7 +79,6 @@ def _work(
     module = build().train()
     loss_function = nn.CrossEntropyLoss()
     parameters = list(module.parameters())
-    key = Key.from_seed(0)
     while True:
         number, clients = pipe.recv()
         for total in sums:
@@ -77,11 +88,12 @@ def _work(
                 for parameter, weight in zip(parameters, weights, strict=True):
                     parameter.copy_(weight)
             optimizer = torch.optim.SGD(parameters, lr=lr)
-            x, y = federation.client(client).train.tensors()
-            order = torch.from_numpy(key.fold_in(number, client).numpy().permutation(len(y)))
-            for rows in order.split(batch_size):
+            index = federation.client(client).train.index
+            key = agreement.client_key(ClientInfo(client, number, 0)).fold_in("batches", "epoch", 0)
+            order = torch.from_numpy(key.numpy().permutation(len(index)))
+            for rows in index[order].split(batch_size):
                 optimizer.zero_grad()
-                loss_function(module(x[rows]), y[rows]).backward()
+                loss_function(module(federation.x[rows]), federation.y[rows]).backward()
                 optimizer.step()
             with torch.no_grad():
                 for total, parameter in zip(sums, parameters, strict=True):

@@ -12,15 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laconic import codecs
-from laconic.core import ClientInfo, ConfigError, Key, Loss, Method, Metric, Task, tree_sha256
+from laconic.core import ClientInfo, Codec, ConfigError, Key, Loss, Method, Metric, Task, tree_sha256
 from laconic.data import Federation, digits
-from laconic.engine import Link, Observer, Run, RunDirectory, Schedule, Simulation, execute
+from laconic.engine import Link, Observer, Run, RunDirectory, Schedule, Simulation, execute, settings_text
 from laconic.methods import fedavg, methods
 from laconic.models import initialize, load_state, models, user_model
 
 Model = nn.Module | Callable[..., nn.Module] | str
 """A name of the catalogue, a module, something that makes one, or "module.path:Name"."""
 CodecText = str | Sequence[str]
+"""A codec as a configuration writes it."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,16 @@ def prepare(
     federation: Federation,
     schedule: Schedule,
     seed: int,
-    up: CodecText = "float32",
-    down: CodecText = "float32",
+    up: CodecText | Codec = "float32",
+    down: CodecText | Codec = "float32",
 ) -> Simulation:
     """A simulation from parts."""
-    link = Link(codecs.parse(up), codecs.parse(down))
+    link = Link(_codec(up), _codec(down))
     return Simulation(method, task, federation, link, schedule, seed=seed)
+
+
+def _codec(codec: CodecText | Codec) -> Codec:
+    return codecs.parse(codec) if isinstance(codec, str | Sequence) else codec
 
 
 def fit(
@@ -122,8 +127,8 @@ def fit(
     rounds: int = 30,
     cohort: int = 10,
     seed: int = 0,
-    up: CodecText = "float32",
-    down: CodecText = "float32",
+    up: CodecText | Codec = "float32",
+    down: CodecText | Codec = "float32",
     loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
     init: Mapping[str, Tensor] | Path | str | None = None,
@@ -164,7 +169,7 @@ def fit(
         "run": {"name": name, "seed": seed, **vars(schedule), "checkpoint_every": checkpoint_every, "device": device},
         "data": {"source": repr(data)},
         "model": {"name": named},
-        "method": {"name": chosen.name, "settings": repr(chosen)},
+        "method": {"name": chosen.name, "settings": settings_text(chosen)},
         "link": {"up": simulation.agreement.link.up.text, "down": simulation.agreement.link.down.text},
     }
     if out is not None:

@@ -284,3 +284,62 @@ def test_majority_vote_moves_clients_by_the_majority() -> None:
     _, moved = send(agreement, server, to_everyone(1), known)
     for name, vote in votes.items():
         torch.testing.assert_close(moved[name] - known[name], 0.01 * vote.sum(dim=0).sign(), rtol=0, atol=1e-6)
+
+
+class Normed(torch.nn.Module):
+    """Batch normalisation, and a layer that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = torch.nn.Linear(64, 16).requires_grad_(False)
+        self.norm = torch.nn.BatchNorm1d(16)
+        self.head = torch.nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.norm(self.frozen(x.flatten(1)))))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedopt", "fedmedian", "fedensemble"])
+@pytest.mark.parametrize("codec", ["drive", "signsgd", "topk:fraction=0.05"])
+def test_what_is_not_trained_passes_codecs_as_it_is(method: str, codec: str) -> None:
+    data = federation()
+    result = lc.fit(
+        method=method, data=data, model=Normed, rounds=8, cohort=4, up=codec, down=codec, workers=0, local_eval=False
+    )
+    state = result.model.state_dict()
+    variances = [leaf for name, leaf in state.items() if name.endswith("running_var")]
+    assert all(bool((leaf > 0).all()) for leaf in variances)
+    first = make_task(data, Normed).init(Key.from_seed(0).fold_in("init"))
+    prefix = "members.0." if method == "fedensemble" else ""
+    assert torch.equal(state[f"{prefix}frozen.weight"], first["frozen.weight"])
+    assert not torch.equal(state[f"{prefix}head.weight"], first["head.weight"])
+
+
+def test_frozen_parameters_do_not_travel_up() -> None:
+    result = lc.fit(data=federation(), model=Normed, rounds=1, cohort=2, workers=0)
+    moving = 16 * 10 + 10 + 4 * 16
+    assert result.summary["bytes_up"] == 2 * (HEADER_BYTES + 4 * moving)
+
+
+def test_given_first_weights_cost_their_first_contact() -> None:
+    """What comes from the run's key is known to all; what was given must be sent to everyone once."""
+    given = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    result = lc.fit(data=federation(), model=given, rounds=2, cohort=6, down="drive", workers=0)
+    parameters = result.summary["parameters"]
+    first, second = (record["bytes_down"] for record in result.history)
+    assert first == 6 * (HEADER_BYTES + 4 * parameters)
+    assert second < 6 * (HEADER_BYTES + parameters)
+
+
+@pytest.mark.parametrize("method", ["fedsparse", "feddrop"])
+def test_weights_are_not_sent_through_codecs_made_for_changes(method: str) -> None:
+    with pytest.raises(ConfigError, match="made for changes"):
+        lc.fit(method=method, data=federation(), rounds=1, cohort=2, down="topk:fraction=0.01", workers=0)
+    lc.fit(method=method, data=federation(), rounds=1, cohort=2, down="int8", workers=0)
+
+
+def test_codec_objects_serve_as_well_as_their_text() -> None:
+    settings: dict[str, Any] = {"data": federation(), "rounds": 2, "cohort": 2, "workers": 0}
+    text = lc.fit(up="topk:fraction=0.1 | eden:bits=4", **settings)
+    made = lc.fit(up=lc.codecs.topk(0.1) | lc.codecs.eden(4), **settings)
+    assert text.summary["state_sha256"] == made.summary["state_sha256"]

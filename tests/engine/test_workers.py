@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+import laconic.engine.workers as workers_module
 from laconic.core import ClientInfo, ConfigError, DataError, RunError, Task, tree_sha256
 from laconic.engine import Agreement, Simulation, sample_cohort
 from laconic.engine.workers import InProcess, Job, Processes, Station, open_pool
@@ -233,12 +234,22 @@ def test_a_killed_client_is_as_good_as_one_that_raised(toys: Any, workers: int) 
         assert record == other
 
 
-def test_our_own_errors_in_a_worker_are_raised_here(toys: Any) -> None:
-    def misuse(client: ClientInfo) -> None:
-        raise DataError("the folder is gone.")
+def test_a_mistake_in_the_settings_ends_the_run(toys: Any) -> None:
+    """It would meet every client. An error of one client's data costs that client's reply."""
 
+    def misuse(client: ClientInfo) -> None:
+        raise ConfigError("that does not go together.")
+
+    def lost(client: ClientInfo) -> None:
+        if client.id == 1:
+            raise DataError("the folder is gone.")
+
+    records = list(toys.simulation(toys.Hooked(before=lost), rounds=3, workers=0))
+    assert {(r["client"], r["reason"]) for record in records for r in record.get("rejections", ())} == {
+        (1, "client_error")
+    }
     for workers in (0, 2):
-        with pytest.raises(DataError, match=r"^the folder is gone\.$"):
+        with pytest.raises(ConfigError, match=r"^that does not go together\.$"):
             list(toys.simulation(toys.Hooked(before=misuse), workers=workers))
     assert multiprocessing.active_children() == []
 
@@ -315,14 +326,32 @@ def test_workers_need_the_cpu(toys: Any) -> None:
     method = agreement.method.bind(Task(lambda: torch.nn.Linear(5, 3), device="meta"))
     elsewhere = replace(agreement, method=method)
     with pytest.raises(ConfigError, match=r"workers = 2 needs a system with fork and device = 'cpu'; set workers = 0"):
-        open_pool(elsewhere, toys.federation(), workers=2)
+        open_pool(elsewhere, toys.federation(), workers=2, most=2)
     for workers in (0, "auto"):
-        assert isinstance(open_pool(elsewhere, toys.federation(), workers=workers), InProcess)
+        assert isinstance(open_pool(elsewhere, toys.federation(), workers=workers, most=2), InProcess)
 
 
 def test_auto_is_one_worker_per_core(toys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     simulation = toys.simulation()
-    with closing(open_pool(simulation.agreement, simulation.clients, workers="auto")) as pool:
+    with closing(open_pool(simulation.agreement, simulation.clients, workers="auto", most=99)) as pool:
         assert isinstance(pool, Processes)
         assert len(pool._workers) == 3
+
+
+def test_no_more_workers_than_clients_to_train(toys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "cores", lambda: 64)
+    agreement = toys.simulation().agreement
+    pool = workers_module.open_pool(agreement, toys.simulation().clients, workers="auto", most=2)
+    try:
+        assert len(pool._workers) == 2
+    finally:
+        pool.close()
+
+
+def test_without_fork_auto_means_no_workers(toys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "cores", lambda: 64)
+    monkeypatch.setattr(workers_module.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    agreement = toys.simulation().agreement
+    pool = workers_module.open_pool(agreement, toys.simulation().clients, workers="auto", most=2)
+    assert isinstance(pool, workers_module.InProcess)

@@ -141,23 +141,23 @@ class Pipeline:
     def decode(self, blob: bytes, spec: Spec, shared: Shared) -> Tree:
         """The tree that a payload stands for."""
         source = Source(blob)
-        decoded = read_exact(source, spec)
+        decoded = read_exact(source, spec, shared.exact)
         spec = resolve(spec, decoded)
-        for key, part in self._parts(spec, shared.key):
+        for key, part in self._parts(spec, shared):
             decoded |= from_vector(self._reader(source, key)(num_values(part)), part)
         source.finish()
         return {name: decoded[name] for name in spec}
 
-    def _parts(self, spec: Spec, key: Key) -> list[tuple[Key, Spec]]:
-        leaves = floating(spec)
+    def _parts(self, spec: Spec, shared: Shared) -> list[tuple[Key, Spec]]:
+        leaves = floating(spec, shared.exact)
         if self.per_leaf:
-            return [(key.fold_in(name), {name: leaf}) for name, leaf in leaves.items()]
-        return [(key, leaves)]
+            return [(shared.key.fold_in(name), {name: leaf}) for name, leaf in leaves.items()]
+        return [(shared.key, leaves)]
 
     def _written(self, tree: Tree, shared: Shared) -> Sink:
         sink = Sink()
-        write_exact(tree, sink)
-        for key, part in self._parts(spec_of(tree), shared.key):
+        write_exact(tree, sink, shared.exact)
+        for key, part in self._parts(spec_of(tree), shared):
             self._writer(sink, key)(to_vector({name: tree[name] for name in part}))
         return sink
 

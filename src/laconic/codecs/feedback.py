@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from laconic.codecs.vector import floating
-from laconic.core import Codec, ConfigError, Shared, Spec, Tree, spec_of
+from laconic.core import Codec, ConfigError, Shared, Spec, Tree, exact_names, spec_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ class ErrorFeedback:
                 f"{self.text}: error feedback needs messages of one shape, but the length of {ragged[0]!r} varies; "
                 f"write {self.codec.text!r}."
             )
-        return {name: torch.zeros(leaf.shape, dtype=leaf.dtype) for name, leaf in floating(spec).items()}
+        return {
+            name: torch.zeros(leaf.shape, dtype=leaf.dtype) for name, leaf in floating(spec, exact_names(spec)).items()
+        }
 
     def encode(self, tree: Tree, shared: Shared, state: Tree) -> tuple[bytes, Tree]:
         """The payload of the tree and what was lost before; the new state is what is lost now."""
@@ -52,7 +54,7 @@ class ErrorFeedback:
         blob, _ = self.codec.encode(wanted, shared, {})
         spec = spec_of(wanted)
         decoded = self.codec.decode(blob, spec, shared)
-        return blob, {name: wanted[name] - decoded[name] for name in floating(spec)}
+        return blob, {name: wanted[name] - decoded[name] for name in floating(spec, shared.exact)}
 
     def decode(self, blob: bytes, spec: Spec, shared: Shared) -> Tree:
         """What the codec inside decodes."""

@@ -1,13 +1,13 @@
 """Trees as vectors: all floating-point leaves in one, and the exact leaves beside it.
 
 A codec works on one vector of float32 values, the floating-point leaves in the order of the spec. Leaves of other
-types (masks, counts) pass losslessly, before the vector, also in the order of the spec: bool as bits, the others as
-they lie in memory.
+types (masks, counts), and those that both ends agree to send exactly, pass losslessly before the vector, also in the
+order of the spec: bool as bits, the others as they lie in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from laconic.codecs.stream import Bytes, Sink, Source
 from laconic.core import Leaf, PayloadError, Spec, Tree, leaf_bytes
 
 
-def floating(spec: Mapping[str, Leaf]) -> Spec:
-    """The leaves that are quantised."""
-    return {name: leaf for name, leaf in spec.items() if leaf.dtype.is_floating_point}
+def floating(spec: Mapping[str, Leaf], exact: Collection[str] = ()) -> Spec:
+    """The leaves that are quantised: floating-point, and not among those that pass exactly."""
+    return {name: leaf for name, leaf in spec.items() if leaf.dtype.is_floating_point and name not in exact}
 
 
 def to_vector(tree: Mapping[str, Tensor]) -> Tensor:
@@ -62,19 +62,29 @@ def saturate(vector: Tensor) -> Tensor:
     return vector.clamp_(-limit, limit)
 
 
-def write_exact(tree: Mapping[str, Tensor], sink: Sink) -> None:
-    """The leaves that are not floating-point, losslessly."""
-    for leaf in tree.values():
-        if not leaf.is_floating_point():
+def write_exact(tree: Mapping[str, Tensor], sink: Sink, exact: Collection[str] = ()) -> None:
+    """The leaves that are not quantised, losslessly."""
+    for name, leaf in tree.items():
+        if not leaf.is_floating_point() or name in exact:
+            _refuse_non_finite(name, leaf)
             packed = leaf.dtype == torch.bool
             sink.write(
                 np.packbits(leaf.detach().cpu().numpy(), bitorder="little").tobytes() if packed else leaf_bytes(leaf)
             )
 
 
-def read_exact(source: Source, spec: Mapping[str, Leaf]) -> Tree:
+def read_exact(source: Source, spec: Mapping[str, Leaf], exact: Collection[str] = ()) -> Tree:
     """What `write_exact` wrote."""
-    return {name: _exact(source, leaf) for name, leaf in spec.items() if not leaf.dtype.is_floating_point}
+    quantised = floating(spec, exact)
+    tree = {name: _exact(source, leaf) for name, leaf in spec.items() if name not in quantised}
+    for name, leaf in tree.items():
+        _refuse_non_finite(name, leaf)
+    return tree
+
+
+def _refuse_non_finite(name: str, leaf: Tensor) -> None:
+    if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+        raise PayloadError("non_finite", f"{name!r} holds NaN or infinite values")
 
 
 def unpack_bits(packed: Bytes, size: int) -> Bytes:

@@ -44,11 +44,13 @@ class Reply:
 class Shared:
     """What both ends of a link already know: side information that costs nothing.
 
-    `key` is the same at both ends; `received` is the decoded broadcast (empty on the way down).
+    `key` is the same at both ends; `received` is the decoded broadcast (empty on the way down); `exact` names the
+    floating-point leaves that must come through as they are.
     """
 
     key: Key
     received: Tree = field(default_factory=dict)
+    exact: frozenset[str] = frozenset()
 
 
 class Method(Protocol):

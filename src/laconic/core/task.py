@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -96,8 +96,17 @@ class Task:
 
     @cached_property
     def spec(self) -> Spec:
-        """Names, shapes and dtypes of the model's state."""
-        return spec_of(read_state(self.module))
+        """Names, shapes and dtypes of the model's state. What is not trained passes codecs exactly."""
+        trained = set(self.trainable)
+        return {
+            name: replace(leaf, exact=name not in trained) for name, leaf in spec_of(read_state(self.module)).items()
+        }
+
+    @cached_property
+    def moving(self) -> Spec:
+        """What a client's turn can change: all of the state but frozen parameters."""
+        frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
+        return {name: leaf for name, leaf in self.spec.items() if name not in frozen}
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:

@@ -21,11 +21,15 @@ class Leaf:
     A *ragged* leaf is a vector whose length follows from the leaves that are sent exactly (a mask, say): `length`
     computes it from them, `shape` holds the most that it can be. Only the receiver's own functions decide how long a
     leaf is; a message never does.
+
+    An `exact` leaf passes every codec as it is: running statistics and the like, which a sign would ruin. Leaves that
+    are not floating-point always do.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     length: Callable[[Tree], int] | None = field(default=None, repr=False)
+    exact: bool = field(default=False, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -70,6 +74,11 @@ def resolve(spec: Mapping[str, Leaf], exact: Tree) -> Spec:
             raise PayloadError("length", f"leaf {name!r} would have {length} values, but {leaf.size} is the most")
         resolved[name] = Leaf((length,), leaf.dtype)
     return resolved
+
+
+def exact_names(spec: Mapping[str, Leaf]) -> frozenset[str]:
+    """The floating-point leaves that pass every codec as they are."""
+    return frozenset(name for name, leaf in spec.items() if leaf.exact)
 
 
 def num_values(spec: Mapping[str, Leaf]) -> int:

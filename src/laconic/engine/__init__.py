@@ -17,7 +17,7 @@ from laconic.engine.round import (
     to_everyone,
 )
 from laconic.engine.run import Observer, Run, RunDirectory, Silent, execute, versions
-from laconic.engine.simulate import Record, Rejection, Schedule, Simulation, State, simulate
+from laconic.engine.simulate import Record, Rejection, Schedule, Simulation, State, settings_text, simulate
 from laconic.engine.store import ClientStore, pack, unpack
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "sample_cohort",
     "send",
     "server_round",
+    "settings_text",
     "simulate",
     "to_everyone",
     "unpack",

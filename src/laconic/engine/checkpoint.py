@@ -52,7 +52,8 @@ class Checkpoints:
         }
         if state.downlink is not None:
             body["leaves"]["known"] = list(state.downlink.known)
-            body["downlink"] = {"sent": state.downlink.sent, "seen": sorted(state.downlink.seen.items())}
+            down = state.downlink
+            body["downlink"] = {"sent": down.sent, "seen": sorted(down.seen.items()), "from_key": down.from_key}
         write_atomically(self._tensors(state.round), tensors)
         write_atomically(self._manifest(state.round), _signed(body))
         try:
@@ -105,6 +106,7 @@ class Checkpoints:
                 {name: tree[f"known/{name}"] for name in body["leaves"]["known"]},
                 body["downlink"]["sent"],
                 dict(body["downlink"]["seen"]),
+                body["downlink"]["from_key"],
             )
         return state, body["notes"]
 

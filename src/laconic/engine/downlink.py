@@ -7,7 +7,8 @@ sends the *change* from what up-to-date clients hold, and everyone adds what it 
 
 The server makes the same addition, so it knows what clients train from, and what a codec lost stays in the next
 change: error feedback without a word. At the start everybody knows the initial broadcast, which comes from the run's
-key. A client that sat out some rounds is sent the frames that it missed, or the whole in float32 where that is shorter.
+key; where first weights were given instead, a client's first contact costs the whole. A client that sat out some rounds
+is charged the frames that it missed, or the whole in float32 (header and four bytes a value) where that is shorter.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class Downlink:
     """Bytes of all frames up to each round."""
     seen: dict[int, int] = field(default_factory=dict)
     """The round in which a client was last brought up to date."""
+    from_key: bool = True
+    """Whether everybody knows the initial broadcast without being sent it."""
 
     def cost(self, frame_bytes: int, clients: Iterable[int]) -> int:
         """Bytes that bring these clients up to date, when the newest frame has `frame_bytes`.
@@ -41,7 +44,13 @@ class Downlink:
         """
         whole = HEADER_BYTES + 4 * num_values(spec_of(self.known))
         total = self.sent[-1] + frame_bytes
-        return sum(min(total - self.sent[self.seen.get(client, 0)], whole) for client in clients)
+
+        def cost(client: int) -> int:
+            if client not in self.seen and not self.from_key:
+                return whole
+            return min(total - self.sent[self.seen.get(client, 0)], whole)
+
+        return sum(map(cost, clients))
 
     def keep(self, known: Tree, frame_bytes: int, clients: Iterable[int]) -> None:
         """A frame went out: this is known now, and these clients are up to date."""

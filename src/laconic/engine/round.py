@@ -39,6 +39,7 @@ from laconic.core import (
     Task,
     Tree,
     describe,
+    exact_names,
     isolated,
     map_tree,
 )
@@ -49,6 +50,7 @@ _CHUNK = 500  # examples per forward pass of an evaluation: fixed, so that sums 
 
 
 _WHOLE = frozenset({CodecId.FLOAT32, CodecId.FLOAT16, CodecId.BFLOAT16})
+_BEARABLE = _WHOLE | {CodecId.INT8, CodecId.EDEN}  # weights themselves survive these, more or less
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,14 @@ class Agreement:
             return False
         spec = self.method.broadcast_spec(EVERYONE, self.round_key(0))
         return all(leaf.dtype.is_floating_point and leaf.length is None for leaf in spec.values())
+
+    def check_downlink(self) -> None:
+        """Refuse a codec that is made for changes where only whole weights can be sent."""
+        if not self.sends_changes and self.link.down.id not in _BEARABLE:
+            raise ConfigError(
+                f"link.down = {self.link.down.text!r} is made for changes, but {self.method.name} sends weights of "
+                "varying shape; use float32, float16, bfloat16, int8 or eden on the way down."
+            )
 
     def first_known(self) -> Tree:
         """What everybody knows before the first round: the initial broadcast, from the run's key."""
@@ -184,9 +194,9 @@ def send(agreement: Agreement, server: Tree, client: ClientInfo, known: Tree | N
     With `known`, the frame holds the change from it.
     """
     key = agreement.round_key(client.round)
-    shared = Shared(key.fold_in("down", client.id))
     codec = agreement.link.down
     spec = agreement.method.broadcast_spec(client, key)
+    shared = Shared(key.fold_in("down", client.id), exact=exact_names(spec))
     tree = _in_order(agreement.method.broadcast(server, client, key), spec)
     if known is not None:
         tree = map_tree(torch.sub, tree, known)
@@ -209,7 +219,8 @@ def receive(agreement: Agreement, frame: bytes, client: ClientInfo, known: Tree 
     codec = agreement.link.down
     _, payload = _opened(agreement, Direction.DOWN, client, frame)
     spec = agreement.method.broadcast_spec(client, key)
-    return _received(codec.decode(payload, spec, Shared(key.fold_in("down", client.id))), known)
+    shared = Shared(key.fold_in("down", client.id), exact=exact_names(spec))
+    return _received(codec.decode(payload, spec, shared), known)
 
 
 def _in_order(tree: Tree, spec: Spec) -> Tree:
@@ -240,8 +251,9 @@ def client_round(
     with isolated(key.fold_in("torch")):
         update = method.client_update(received, personal, data, client, key)
         local = evaluate(method.task, update.fitted, data.test) if judge and update.fitted is not None else None
-    message = _in_order(update.message, method.message_spec(received))
-    payload, codec_state = codec.encode(message, Shared(key.fold_in("up"), received), codec_state)
+    spec = method.message_spec(received)
+    shared = Shared(key.fold_in("up"), received, exact_names(spec))
+    payload, codec_state = codec.encode(_in_order(update.message, spec), shared, codec_state)
     frame = _sealed(agreement, Direction.UP, client, payload, weight=len(data.train))
     return Turn(frame, update.personal, codec_state, local, update.metrics, time.perf_counter() - began)
 
@@ -256,8 +268,9 @@ def open_reply(agreement: Agreement, frame: bytes, received: Tree, client: Clien
         header, payload = _opened(agreement, Direction.UP, client, frame)
         if not 1 <= header.weight <= agreement.max_examples:
             raise PayloadError("weight", f"a weight of {header.weight}, but 1 to {agreement.max_examples} are allowed")
-        shared = Shared(agreement.client_key(client).fold_in("up"), received)
-        message = codec.decode(payload, agreement.method.message_spec(received), shared)
+        spec = agreement.method.message_spec(received)
+        shared = Shared(agreement.client_key(client).fold_in("up"), received, exact_names(spec))
+        message = codec.decode(payload, spec, shared)
         _check_bounded(message, agreement.max_value)
     except PayloadError as error:
         raise error.at(client=client.id, round=client.round) from None

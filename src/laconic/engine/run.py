@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -153,7 +152,10 @@ class RunDirectory:
         try:
             data = path.read_bytes() if path.exists() else b""
             if len(data) < num_bytes:
-                raise RunError(f"{path} is shorter than its checkpoint says ({len(data)} of {num_bytes} bytes).")
+                raise RunError(
+                    f"{path} is shorter than its checkpoint says ({len(data)} of {num_bytes} bytes); "
+                    "start over with --overwrite."
+                )
             if len(data) > num_bytes:
                 os.truncate(path, num_bytes)
         except OSError as error:
@@ -325,12 +327,6 @@ def versions() -> dict[str, str]:
         "constriction": version("constriction"),
         "platform": f"{sys.platform}-{platform.machine()}",
     }
-
-
-def config_sha256(config: Mapping[str, Any]) -> str:
-    """A hash of the settings that decide the result."""
-    kept = {key: value for key, value in _flattened(_without_none(config)).items() if key not in _FREE}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _without_none(value: Any) -> Any:

@@ -22,7 +22,7 @@ from laconic.engine.downlink import Downlink
 from laconic.engine.ledger import Ledger
 from laconic.engine.round import Agreement, Link, Score, chunks, open_reply, send, server_round, to_everyone
 from laconic.engine.store import ClientStore, pack
-from laconic.engine.workers import Clients, Done, Failure, JudgeClient, JudgeServer, Pool, Train, cores, open_pool
+from laconic.engine.workers import Clients, Done, Failure, JudgeClient, JudgeServer, Pool, Train, open_pool
 
 Record = dict[str, Any]
 """One round's figures, as they stand in metrics.jsonl."""
@@ -91,13 +91,16 @@ class Simulation:
                 "lower run.cohort or raise data.clients."
             )
         self.schedule, self.clients, self.seed = schedule, clients, seed
-        settings = _ADDRESS.sub("", repr(method))
+        settings = settings_text(method)
         self.agreement = Agreement(method.bind(task), link, Key.from_seed(seed), settings=settings)
         self.state = State(0, self.agreement.method.init(self.agreement.key.fold_in("init")))
-        if self.agreement.sends_changes:
-            self.state.downlink = Downlink(self.agreement.first_known())
-        if not self.method.per_client:  # what does not go together is said before any worker starts
-            link.up.init_state(self.method.message_spec(self.agreement.first_known()))
+        # What does not go together is said before any worker starts.
+        self.agreement.check_downlink()
+        if not self.method.per_client:
+            first = self.agreement.first_known()
+            link.up.init_state(self.method.message_spec(first))
+            if self.agreement.sends_changes:
+                self.state.downlink = Downlink(first, from_key=task.initial is None)
 
     @property
     def method(self) -> Method:
@@ -107,19 +110,12 @@ class Simulation:
     def __iter__(self) -> Iterator[Record]:
         """Advance to the last round, giving each round's record."""
         with one_thread():
-            pool = open_pool(self.agreement, self.clients, workers=self._workers())
+            pool = open_pool(self.agreement, self.clients, workers=self.schedule.workers, most=self.schedule.cohort)
             try:
                 while self.state.round < self.schedule.rounds:
                     yield self._advance(pool)
             finally:
                 pool.close()
-
-    def _workers(self) -> int | Literal["auto"]:
-        """No more workers than clients to train."""
-        workers, cohort = self.schedule.workers, self.schedule.cohort
-        if workers == "auto":
-            return "auto" if cores() <= cohort else cohort
-        return min(workers, cohort)
 
     def _advance(self, pool: Pool) -> Record:
         began = time.perf_counter()
@@ -303,6 +299,11 @@ def simulate(
     """The plain loop: one record per round."""
     schedule = Schedule(rounds=rounds, cohort=cohort, workers=workers)
     yield from Simulation(method, task, clients, Link(up, down), schedule, seed=seed)
+
+
+def settings_text(method: Method) -> str:
+    """A method's settings as text, the same in every process: no addresses of functions."""
+    return _ADDRESS.sub("", repr(method))
 
 
 def _finite(tree: Tree) -> bool:

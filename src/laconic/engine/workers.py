@@ -154,7 +154,7 @@ class Train:
             turn = client_round(agreement, received, self.client, personal, state, data, judge=self.judge)
         except PayloadError as error:
             return Failure(error.reason, error.detail)
-        except (LaconicError, KeyboardInterrupt):
+        except (ConfigError, KeyboardInterrupt):  # a mistake in the settings would meet every client
             raise
         except BaseException as error:  # a panic of native code and sys.exit() are no Exceptions, and no better
             said = " ".join(str(error).split())[:_DETAIL]
@@ -212,16 +212,19 @@ class Pool(Protocol):
         ...
 
 
-def open_pool(agreement: Agreement, clients: Clients, *, workers: int | Literal["auto"]) -> Pool:
-    """A pool of worker processes, or of none (`workers = 0`). `auto` is one per core, where processes can be forked."""
+def open_pool(agreement: Agreement, clients: Clients, *, workers: int | Literal["auto"], most: int) -> Pool:
+    """A pool of worker processes (`most` at the most), or of none (`workers = 0`).
+
+    `auto` is one per core where processes can be forked, else none.
+    """
     can_fork = "fork" in multiprocessing.get_all_start_methods() and agreement.method.task.device == "cpu"
-    if workers == "auto":
-        workers = cores() if can_fork else 0
-    if workers and not can_fork:
+    wanted = (cores() if can_fork else 0) if workers == "auto" else workers
+    if wanted and not can_fork:
         raise ConfigError(
-            f"workers = {workers} needs a system with fork and device = 'cpu'; set workers = 0 for this machine."
+            f"workers = {wanted} needs a system with fork and device = 'cpu'; set workers = 0 for this machine."
         )
-    return Processes(agreement, clients, workers) if workers else InProcess(agreement, clients)
+    wanted = min(wanted, most)
+    return Processes(agreement, clients, wanted) if wanted else InProcess(agreement, clients)
 
 
 def cores() -> int:

@@ -30,7 +30,6 @@ from laconic.core import (
     Update,
     bound_task,
     did_you_mean,
-    map_tree,
     num_values,
     prefixed,
     read_state,
@@ -147,7 +146,7 @@ class EM:
         module = self.task.load(start.weights)
         pull = self.prior.pull(received, self.task)
         fitted = fit(self.task, data.train, self.solver, round=client.round, key=key.fold_in("batches"), pull=pull)
-        own = read_state(module)
+        own = {name: leaf for name, leaf in read_state(module).items() if name in self.task.moving}
         delta = torch._foreach_sub([leaf.cpu() for leaf in own.values()], [start.weights[name] for name in own])
         return Update(
             message={**dict(zip(own, delta, strict=True)), **start.note},
@@ -157,14 +156,15 @@ class EM:
         )
 
     def message_spec(self, received: Tree) -> Spec:
-        """A difference for every leaf of the model."""
+        """A difference for every leaf that can move."""
         return self.prior.message_spec(self.task)
 
     def server_update(self, server: Tree, replies: Iterable[Reply], key: Key) -> Tree:
         """M-step: fold the replies in the order given."""
         centre, votes = subtree("w", server), self._votes(replies)
         if self.server is None:
-            return prefixed("w", map_tree(torch.add, centre, self.prior.shift(centre, votes, self.task)))
+            shift = self.prior.shift(centre, votes, self.task)
+            return prefixed("w", {n: leaf + shift[n] if n in shift else leaf for n, leaf in centre.items()})
         ascent = self.prior.ascent(centre, votes, self.task)
         # A leaf of the centre is named like the model's, or "k/" and that.
         parameters = set(self.task.trainable)
@@ -172,7 +172,7 @@ class EM:
         weights, state = self.server.step(centre, trained, subtree("optimizer", server))
         # Running statistics are averages, not parameters: they take the plain step.
         weights.update({name: centre[name] + d for name, d in ascent.items() if name not in trained})
-        ordered = {name: weights[name] for name in centre}
+        ordered = {name: weights.get(name, leaf) for name, leaf in centre.items()}
         return {**prefixed("w", ordered), **prefixed("optimizer", state)}
 
     def _votes(self, replies: Iterable[Reply]) -> Iterator[Vote]:
@@ -194,7 +194,7 @@ class EM:
 
     def paper_bytes(self, received: Tree, message: Tree) -> int:
         """Four bytes per parameter, both ways."""
-        return 4 * (num_values(spec_of(received)) + num_values(self.task.spec))
+        return 4 * (num_values(spec_of(received)) + num_values(self.task.moving))
 
 
 def weighted_mean(votes: Iterable[Vote]) -> Tree:

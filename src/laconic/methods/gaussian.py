@@ -58,8 +58,8 @@ class Gaussian:
         return Pull(gradient=gradient)
 
     def message_spec(self, task: Task) -> Spec:
-        """A difference for every leaf."""
-        return task.spec
+        """A difference for every leaf that can move."""
+        return task.moving
 
     def shift(self, centre: Tree, votes: Iterable[Vote], task: Task) -> Tree:
         """mean_s Δ_s."""

@@ -61,8 +61,8 @@ class Laplace:
         return Pull(project=project)
 
     def message_spec(self, task: Task) -> Spec:
-        """A difference for every leaf."""
-        return task.spec
+        """A difference for every leaf that can move."""
+        return task.moving
 
     def shift(self, centre: Tree, votes: Iterable[Vote], task: Task) -> Tree:
         """median_s Δ_s. Unlike a mean, a median needs all messages at once."""

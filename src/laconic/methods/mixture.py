@@ -97,8 +97,8 @@ class Mixture:
         return Pull(gradient=gradient)
 
     def message_spec(self, task: Task) -> Spec:
-        """A difference for every leaf, and a byte for the centre that it is from."""
-        return {**task.spec, _MEMBER: Leaf((1,), torch.uint8)}
+        """A difference for every leaf that can move, and a byte for the centre that it is from (modulo K)."""
+        return {**task.moving, _MEMBER: Leaf((1,), torch.uint8)}
 
     def shift(self, centre: Tree, votes: Iterable[Vote], task: Task) -> Tree:
         """Σ_s r_sk (φ_s − w_k) / Σ_s r_sk; a centre that nobody answers for stays."""
@@ -123,12 +123,12 @@ class Mixture:
     def _pull_of(self, centre: Tree, votes: Iterable[Vote], task: Task) -> tuple[Tree, list[float]]:
         """Σ_s r_sk (φ_s − w_k) for every leaf of every centre, and Σ_s r_sk."""
         parameters = set(task.trainable)
-        leaves = sorted(task.spec, key=lambda name: name not in parameters)  # parameters first, for the distances
+        leaves = sorted(task.moving, key=lambda name: name not in parameters)  # parameters first, for the distances
         precision = self._precision(task)
         total = {name: torch.zeros_like(leaf) for name, leaf in centre.items()}
         mass = [0.0] * self.members
         for vote in votes:
-            member = min(int(vote.message[_MEMBER]), self.members - 1)
+            member = int(vote.message[_MEMBER]) % self.members
             weights = [vote.message[name] + centre[f"{member}/{name}"] for name in leaves]
             gaps = [
                 # The difference from its own centre is the message itself, free of rounding.

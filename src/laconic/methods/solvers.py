@@ -69,12 +69,12 @@ class Solver:
         return self.lr * self.lr_decay ** (round - 1)
 
 
-def sgd(*, lr: float = 0.05, momentum: float = 0.0, epochs: int = 1, batch_size: int = 20) -> Solver:
+def sgd(*, lr: float = 0.2, momentum: float = 0.0, epochs: int = 5, batch_size: int = 10) -> Solver:
     """Plain or momentum SGD for some epochs."""
     return Solver(lr=lr, momentum=momentum, local_epochs=epochs, batch_size=batch_size)
 
 
-def adam(*, lr: float = 1e-3, epochs: int = 1, batch_size: int = 20) -> Solver:
+def adam(*, lr: float = 1e-3, epochs: int = 5, batch_size: int = 10) -> Solver:
     """Adam for some epochs."""
     return Solver(optimizer="adam", lr=lr, local_epochs=epochs, batch_size=batch_size)
 

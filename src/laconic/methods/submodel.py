@@ -187,7 +187,8 @@ class SubModel:
         return {
             _SEED: Leaf((1,), torch.int64),
             **{
-                name: Leaf(cuts.get(name, Cut()).shape(leaf.shape), leaf.dtype) for name, leaf in self.task.spec.items()
+                name: replace(leaf, shape=cuts.get(name, Cut()).shape(leaf.shape))
+                for name, leaf in self.task.spec.items()
             },
         }
 
@@ -248,7 +249,8 @@ class SubModel:
 
     def message_spec(self, received: Tree) -> Spec:
         """A difference for every value that was received."""
-        return spec_of({name: leaf for name, leaf in received.items() if name != _SEED})
+        sizes = spec_of({name: leaf for name, leaf in received.items() if name != _SEED})
+        return {name: replace(leaf, exact=self.task.spec[name].exact) for name, leaf in sizes.items()}
 
     def _small(self, received: Tree) -> nn.Module:
         """A network of the received size, with the received weights."""
