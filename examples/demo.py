@@ -23,7 +23,7 @@ def main(rounds: int = 60) -> None:
     data = lc.data.digits(clients=50, partition={"kind": "dirichlet", "alpha": 1.0})
     console.print(f"{data}\n", highlight=False)
     table = Table(box=None, pad_edge=False)
-    for column in ("method", "accuracy", "local accuracy", "up", "down", "bits/parameter up", "seconds"):
+    for column in ("method", "accuracy", "local accuracy", "up", "down", "bits up", "seconds"):
         table.add_column(column, justify="left" if column == "method" else "right")
     for name, method in METHODS.items():
         console.rule(name, align="left")
@@ -40,7 +40,8 @@ def main(rounds: int = 60) -> None:
         )
     console.print()
     console.print(table)
-    console.print("\naccuracy: the server's model on the common test set; local: each client's own on its own data")
+    console.print("\naccuracy: the server's model on the common test set; local: clients' own on their own data;")
+    console.print("bits up: per parameter and message, from the length of real frames")
 
 
 if __name__ == "__main__":
