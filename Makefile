@@ -36,8 +36,7 @@ fuzz: $(READY)
 
 # Ratios measured in one run; nothing else should be running.
 bench: $(READY)
-	$(BIN)/python -m benchmarks.rounds
-	$(BIN)/python -m benchmarks.codecs
+	$(BIN)/python -m benchmarks.rounds; rounds=$$?; $(BIN)/python -m benchmarks.codecs && exit $$rounds
 
 # A wheel, tried out in an empty environment far from here.
 dist: $(READY)
