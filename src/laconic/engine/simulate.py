@@ -162,8 +162,11 @@ class Simulation:
         record.update({f"global_{name}": value for name, value in total.means().items()})
         if method.stateful and self.schedule.local_eval:
             known = list(state.personal)
-            if state.downlink is not None:
-                pool.share(held=pack(state.downlink.known))
+            if not method.per_client:
+                # What clients hold is what the way down makes of a broadcast; judging costs nothing on the wire.
+                down = state.downlink
+                held = send(self.agreement, state.server, to_everyone(state.round))[1] if down is None else down.known
+                pool.share(held=pack(held))
             jobs = (JudgeClient(ClientInfo(c, state.round, 0), state.personal[c]) for c in known)
             state.local = dict(zip(known, pool.map(jobs, count=len(known)), strict=True))
         judged = [score.means() for _, score in sorted(state.local.items()) if score.examples]

@@ -189,7 +189,7 @@ class JudgeClient:
     def run(self, station: Station) -> Score:
         """Its score."""
         method = station.agreement.method
-        held = station.shared.get("held")  # where changes are sent, what clients hold is not quite the server's
+        held = station.shared.get("held")  # what clients have of the newest broadcast, where they share one
         key = station.agreement.round_key(self.client.round)
         received = unpack(held) if held else method.broadcast(station.server, self.client, key)
         predictor = method.local_model(received, unpack(self.personal))
