@@ -11,7 +11,7 @@ Louizos et al., "Federated averaging as expectation maximization", 2021.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, get_args
 
@@ -147,9 +147,8 @@ class EM:
         pull = self.prior.pull(received, self.task)
         fitted = fit(self.task, data.train, self.solver, round=client.round, key=key.fold_in("batches"), pull=pull)
         own = {name: leaf for name, leaf in read_state(module).items() if name in self.task.moving}
-        delta = torch._foreach_sub([leaf.cpu() for leaf in own.values()], [start.weights[name] for name in own])
         return Update(
-            message={**dict(zip(own, delta, strict=True)), **start.note},
+            message={**differences(own, start.weights), **start.note},
             personal=personal,
             fitted=module,
             metrics={"train_loss": fitted.loss},
@@ -167,18 +166,14 @@ class EM:
             return prefixed("w", {n: leaf + shift[n] if n in shift else leaf for n, leaf in centre.items()})
         ascent = self.prior.ascent(centre, votes, self.task)
         # A leaf of the centre is named like the model's, or "k/" and that.
-        parameters = set(self.task.trainable)
-        trained = {n: d for n, d in ascent.items() if n in parameters or n.split("/", 1)[-1] in parameters}
-        weights, state = self.server.step(centre, trained, subtree("optimizer", server))
-        # Running statistics are averages, not parameters: they take the plain step.
-        weights.update({name: centre[name] + d for name, d in ascent.items() if name not in trained})
-        ordered = {name: weights.get(name, leaf) for name, leaf in centre.items()}
-        return {**prefixed("w", ordered), **prefixed("optimizer", state)}
+        trainable = set(self.task.trainable)
+        parameters = {name for name in centre if name in trainable or name.split("/", 1)[-1] in trainable}
+        weights, state = optimizer_step(self.server, centre, ascent, subtree("optimizer", server), parameters)
+        return {**prefixed("w", weights), **prefixed("optimizer", state)}
 
     def _votes(self, replies: Iterable[Reply]) -> Iterator[Vote]:
         for reply in replies:
-            weight = float(reply.client.examples) if self.weighting == "examples" else 1.0
-            yield Vote(weight, reply.message)
+            yield Vote(weight_of(reply, self.weighting), reply.message)
 
     def global_model(self, server: Tree) -> Predictor:
         """The prior's own predictor."""
@@ -195,6 +190,27 @@ class EM:
     def paper_bytes(self, received: Tree, message: Tree) -> int:
         """Four bytes per parameter, both ways."""
         return 4 * (num_values(spec_of(received)) + num_values(self.task.moving))
+
+
+def weight_of(reply: Reply, weighting: Weighting) -> float:
+    """How much a reply counts in an average."""
+    return float(reply.client.examples) if weighting == "examples" else 1.0
+
+
+def differences(own: Tree, start: Tree) -> Tree:
+    """What a client's turn changed, leaf by leaf, ready to be sent."""
+    deltas = torch._foreach_sub([leaf.cpu() for leaf in own.values()], [start[name] for name in own])
+    return dict(zip(own, deltas, strict=True))
+
+
+def optimizer_step(
+    optimizer: ServerOptimizer, weights: Tree, ascent: Tree, state: Tree, parameters: Collection[str]
+) -> tuple[Tree, Tree]:
+    """A gradient M-step: parameters by the optimizer; running statistics are averages and take the plain step."""
+    trained = {name: direction for name, direction in ascent.items() if name in parameters}
+    new, state = optimizer.step(weights, trained, state)
+    new.update({name: weights[name] + d for name, d in ascent.items() if name not in trained})
+    return {name: new.get(name, leaf) for name, leaf in weights.items()}, state
 
 
 def weighted_mean(votes: Iterable[Vote]) -> Tree:

@@ -56,7 +56,7 @@ from laconic.core import (
     subtree,
     write_state,
 )
-from laconic.methods.em import Weighting, predictor
+from laconic.methods.em import Weighting, differences, predictor, weight_of
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Latent, Pull, Solver, adamax_step, fit
 from laconic.models.groups import Groups, Piece, find_groups
@@ -230,7 +230,7 @@ class SpikeSlab:
         gates = torch.zeros(self.groups.count, dtype=torch.float64)
         total = 0.0
         for reply in replies:
-            weight = float(reply.client.examples) if self.weighting == "examples" else 1.0
+            weight = weight_of(reply, self.weighting)
             opened = _spread(reply.message[_GATES], reply.received[_ALIVE])
             for name, leaf in deltas.items():
                 sent = reply.message[name]
@@ -285,8 +285,7 @@ class SpikeSlab:
         pi = posterior.probabilities(own) if self.gates == "sampled" else alive.float()
         drawn = torch.rand(len(pi), generator=key.fold_in("posterior").torch()) < pi
         opened = drawn & alive
-        deltas = dict(zip(own, torch._foreach_sub(list(own.values()), [start[name] for name in own]), strict=True))
-        message = {_GATES: opened[alive], **self._packed(deltas, opened)}
+        message = {_GATES: opened[alive], **self._packed(differences(own, start), opened)}
         write_state(module, self.groups.masked(own, opened))
         return Update(
             message=message,

@@ -41,7 +41,7 @@ from laconic.core import (
     subtree,
     write_state,
 )
-from laconic.methods.em import Weighting, predictor
+from laconic.methods.em import Weighting, differences, optimizer_step, predictor, weight_of
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Solver, fit
 from laconic.methods.spike_slab import one_of
@@ -198,11 +198,9 @@ class SubModel:
         ascent = self._averages(weights, replies)
         if self.server is None:
             return prefixed("w", {name: leaf + ascent[name] for name, leaf in weights.items()})
-        trained = {name: d for name, d in ascent.items() if name in self.task.trainable}
-        new, state = self.server.step(weights, trained, subtree("optimizer", server))
-        # Running statistics are averages, not parameters: they take the plain step.
-        new.update({name: weights[name] + d for name, d in ascent.items() if name not in trained})
-        return {**prefixed("w", {name: new[name] for name in weights}), **prefixed("optimizer", state)}
+        state = subtree("optimizer", server)
+        new, state = optimizer_step(self.server, weights, ascent, state, self.task.trainable)
+        return {**prefixed("w", new), **prefixed("optimizer", state)}
 
     def _averages(self, weights: Tree, replies: Iterable[Reply]) -> Tree:
         totals = {name: torch.zeros_like(leaf) for name, leaf in weights.items()}
@@ -228,8 +226,7 @@ class SubModel:
 
     def _votes(self, replies: Iterable[Reply]) -> Iterator[tuple[float, Mapping[str, Cut], Tree]]:
         for reply in replies:
-            weight = float(reply.client.examples) if self.weighting == "examples" else 1.0
-            yield weight, self.draw(int(reply.received[_SEED])).cuts, reply.message
+            yield weight_of(reply, self.weighting), self.draw(int(reply.received[_SEED])).cuts, reply.message
 
     # --- client ------------------------------------------------------------------------------------------------------
 
@@ -238,10 +235,8 @@ class SubModel:
         small = self._small(received)
         task = replace(self.task, build=lambda: small)
         fitted = fit(task, data.train, self.solver, round=client.round, key=key.fold_in("batches"))
-        own = read_state(task.module)
-        delta = torch._foreach_sub([leaf.cpu() for leaf in own.values()], [received[name] for name in own])
         return Update(
-            message=dict(zip(own, delta, strict=True)),
+            message=differences(read_state(task.module), received),
             personal=personal,
             fitted=task.module,
             metrics={"train_loss": fitted.loss},
