@@ -11,7 +11,7 @@ from laconic.core.errors import (
     did_you_mean,
 )
 from laconic.core.objects import find_object
-from laconic.core.protocols import Codec, Method, Predictor, Reply, Shared, Update
+from laconic.core.protocols import Artifact, Codec, Compact, Method, Predictor, Reply, Shared, Update
 from laconic.core.random import Key, isolated
 from laconic.core.registry import Registry, checked_settings, flat, resolved_settings
 from laconic.core.task import Loss, Metric, Task, accuracy, bound_task, read_state, write_state
@@ -21,6 +21,7 @@ from laconic.core.tree import (
     Tree,
     describe,
     exact_names,
+    expectations,
     leaf_bytes,
     map_tree,
     num_values,
@@ -32,9 +33,11 @@ from laconic.core.tree import (
 )
 
 __all__ = [
+    "Artifact",
     "ClientData",
     "ClientInfo",
     "Codec",
+    "Compact",
     "ConfigError",
     "DataError",
     "Key",
@@ -61,6 +64,7 @@ __all__ = [
     "describe",
     "did_you_mean",
     "exact_names",
+    "expectations",
     "find_object",
     "flat",
     "isolated",

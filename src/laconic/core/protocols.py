@@ -11,7 +11,7 @@ from torch import nn
 from laconic.core.data import ClientData, ClientInfo
 from laconic.core.random import Key
 from laconic.core.task import Task
-from laconic.core.tree import Spec, Tree
+from laconic.core.tree import Spec, Tree, exact_names, expectations
 
 Predictor = nn.Module
 """What predicts: an ordinary module from inputs to outputs."""
@@ -45,12 +45,45 @@ class Shared:
     """What both ends of a link already know: side information that costs nothing.
 
     `key` is the same at both ends; `received` is the decoded broadcast (empty on the way down); `exact` names the
-    floating-point leaves that must come through as they are.
+    floating-point leaves that must come through as they are; `expected` holds the probability of each bit of some
+    leaves of bits.
     """
 
     key: Key
     received: Tree = field(default_factory=dict)
     exact: frozenset[str] = frozenset()
+    expected: Tree = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, spec: Spec, key: Key, received: Tree | None = None) -> Shared:
+        """What both ends know about a message of a spec."""
+        return cls(key, received or {}, exact_names(spec), expectations(spec))
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A model in its compact form: what a file must hold besides the architecture. `models.assemble` makes the model.
+
+    | kind | `tree` | `settings` |
+    |---|---|---|
+    | `weights` | the model's state; zeros cost next to nothing | |
+    | `units` | the state that is left, and `#units`: a bit for every unit of the whole model | |
+    | `mask` | a bit for every parameter: which of the frozen random weights stay | `seed`, `scale` |
+    | `members` | the states of an ensemble, under `0/`, `1/` … | |
+    """
+
+    kind: str
+    tree: Tree
+    settings: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Compact(Protocol):
+    """A method whose model has a form of its own that is smaller than its weights."""
+
+    def artifact(self, server: Tree) -> Artifact:
+        """The server's model in its compact form: what `assemble` makes of it predicts exactly as `global_model`."""
+        ...
 
 
 class Method(Protocol):

@@ -24,12 +24,16 @@ class Leaf:
 
     An `exact` leaf passes every codec as it is: running statistics and the like, which a sign would ruin. Leaves that
     are not floating-point always do.
+
+    `expected` is for leaves of bits: the probability of each bit to be 1, as far as both ends know. A codec may use it
+    to write them in fewer bits; a wrong guess costs bits, never correctness.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     length: Callable[[Tree], int] | None = field(default=None, repr=False)
     exact: bool = field(default=False, repr=False, compare=False)
+    expected: Tensor | None = field(default=None, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -79,6 +83,11 @@ def resolve(spec: Mapping[str, Leaf], exact: Tree) -> Spec:
 def exact_names(spec: Mapping[str, Leaf]) -> frozenset[str]:
     """The floating-point leaves that pass every codec as they are."""
     return frozenset(name for name, leaf in spec.items() if leaf.exact)
+
+
+def expectations(spec: Mapping[str, Leaf]) -> Tree:
+    """What both ends expect of the leaves of bits, where a spec says it."""
+    return {name: leaf.expected for name, leaf in spec.items() if leaf.expected is not None}
 
 
 def num_values(spec: Mapping[str, Leaf]) -> int:

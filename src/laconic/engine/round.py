@@ -39,7 +39,6 @@ from laconic.core import (
     Task,
     Tree,
     describe,
-    exact_names,
     isolated,
     map_tree,
 )
@@ -196,7 +195,7 @@ def send(agreement: Agreement, server: Tree, client: ClientInfo, known: Tree | N
     key = agreement.round_key(client.round)
     codec = agreement.link.down
     spec = agreement.method.broadcast_spec(client, key)
-    shared = Shared(key.fold_in("down", client.id), exact=exact_names(spec))
+    shared = Shared.of(spec, key.fold_in("down", client.id))
     tree = _in_order(agreement.method.broadcast(server, client, key), spec)
     if known is not None:
         tree = map_tree(torch.sub, tree, known)
@@ -219,7 +218,7 @@ def receive(agreement: Agreement, frame: bytes, client: ClientInfo, known: Tree 
     codec = agreement.link.down
     _, payload = _opened(agreement, Direction.DOWN, client, frame)
     spec = agreement.method.broadcast_spec(client, key)
-    shared = Shared(key.fold_in("down", client.id), exact=exact_names(spec))
+    shared = Shared.of(spec, key.fold_in("down", client.id))
     return _received(codec.decode(payload, spec, shared), known)
 
 
@@ -252,7 +251,7 @@ def client_round(
         update = method.client_update(received, personal, data, client, key)
         local = evaluate(method.task, update.fitted, data.test) if judge and update.fitted is not None else None
     spec = method.message_spec(received)
-    shared = Shared(key.fold_in("up"), received, exact_names(spec))
+    shared = Shared.of(spec, key.fold_in("up"), received)
     payload, codec_state = codec.encode(_in_order(update.message, spec), shared, codec_state)
     frame = _sealed(agreement, Direction.UP, client, payload, weight=len(data.train))
     return Turn(frame, update.personal, codec_state, local, update.metrics, time.perf_counter() - began)
@@ -269,7 +268,7 @@ def open_reply(agreement: Agreement, frame: bytes, received: Tree, client: Clien
         if not 1 <= header.weight <= agreement.max_examples:
             raise PayloadError("weight", f"a weight of {header.weight}, but 1 to {agreement.max_examples} are allowed")
         spec = agreement.method.message_spec(received)
-        shared = Shared(agreement.client_key(client).fold_in("up"), received, exact_names(spec))
+        shared = Shared.of(spec, agreement.client_key(client).fold_in("up"), received)
         message = codec.decode(payload, spec, shared)
         _check_bounded(message, agreement.max_value)
     except PayloadError as error:
