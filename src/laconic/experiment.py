@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,8 @@ from laconic.core import ClientInfo, Codec, ConfigError, Key, Loss, Method, Metr
 from laconic.data import Federation, digits
 from laconic.engine import Link, Observer, Run, RunDirectory, Schedule, Simulation, execute, settings_text
 from laconic.methods import fedavg, methods
-from laconic.models import initialize, load_state, models, user_model
+from laconic.models import SCHEMES, initialize, load_state, models, user_model
+from laconic.models.initial import Scheme
 
 Model = nn.Module | Callable[..., nn.Module] | str
 """A name of the catalogue, a module, something that makes one, or "module.path:Name"."""
@@ -65,10 +67,13 @@ def make_task(
     init: Mapping[str, Tensor] | Path | str | None = None,
     device: str = "cpu",
 ) -> Task:
-    """The task of learning `model` on a federation's data."""
+    """The task of learning `model` on a federation's data.
+
+    `init` gives the first weights: a scheme ("torch", "glorot", "he"), a safetensors file, or the weights themselves.
+    """
     settings = dict(settings or {})
     initial: Mapping[str, Tensor] | None = None
-    first_weights = None
+    first_weights: Callable[[nn.Module, Key], None] | None = None
     if isinstance(model, str) and ":" not in model:
         outputs = federation.classes or federation.y[0].numel()
         recipe, given = models, (federation.shape, outputs)
@@ -80,9 +85,10 @@ def make_task(
         first_weights = initialize
     else:
         build, initial = user_model(model, settings)
-    if isinstance(init, str | Path):
-        init = load_state(Path(init))
-    initial = init if init is not None else initial
+    if isinstance(init, str) and init in SCHEMES:
+        first_weights, initial = functools.partial(initialize, scheme=cast(Scheme, init)), None
+    elif init is not None:
+        initial = load_state(Path(init)) if isinstance(init, str | Path) else init
     for name, leaf in (initial or {}).items():
         if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
             raise ConfigError(f"model.init: {name!r} holds NaN or infinite values.")

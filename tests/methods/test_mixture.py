@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core import ClientData, ClientInfo, ConfigError, Key, Part, Task, Tree, prefixed, subtree, tree_sha256
-from laconic.methods import Ensemble, Mixture, Solver, Vote, fedensemble, responsibilities
+from laconic.methods import Mixture, Solver, Vote, fedensemble, responsibilities
+from laconic.models import Ensemble
 from laconic.testing import small_federation, small_task
 
 KEY = Key.from_seed(0)

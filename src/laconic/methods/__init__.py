@@ -4,7 +4,7 @@ from laconic.methods.catalogue import fedavg, feddrop, fedensemble, fedmedian, f
 from laconic.methods.em import EM, Prior, Start, Vote, weighted_mean
 from laconic.methods.gaussian import Gaussian
 from laconic.methods.laplace import Laplace, median
-from laconic.methods.mixture import Ensemble, Mixture, responsibilities
+from laconic.methods.mixture import Mixture, responsibilities
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Fit, Latent, Pull, Solver, adam, fit, sgd
 from laconic.methods.spike_slab import SpikeSlab
@@ -12,7 +12,6 @@ from laconic.methods.submodel import SubModel
 
 __all__ = [
     "EM",
-    "Ensemble",
     "Fit",
     "Gaussian",
     "Laplace",

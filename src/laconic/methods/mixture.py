@@ -10,12 +10,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from laconic.core import (
     ClientData,
@@ -32,6 +32,7 @@ from laconic.core import (
 )
 from laconic.methods.em import Start, Vote, predictor
 from laconic.methods.solvers import Pull
+from laconic.models.ensemble import Ensemble
 
 _MEMBER = "#member"  # the leaf of a message that says which centre the difference is from
 
@@ -153,26 +154,6 @@ class Mixture:
         x, y = data.train.tensors()
         with torch.no_grad():
             return float(task.loss(module(x.to(task.device)), y.to(task.device)))
-
-
-class Ensemble(nn.Module):
-    """Predicts with the mean of its members: of their probabilities, or of their outputs as they are."""
-
-    def __init__(self, members: list[nn.Module], *, probabilities: bool = True) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-        self.probabilities = probabilities
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Log of the mean probability (which serves as logits), or the mean output."""
-        outputs = torch.stack(list(self._outputs(x)))
-        if not self.probabilities:
-            return outputs.mean(dim=0)
-        return outputs.log_softmax(dim=-1).logsumexp(dim=0) - torch.tensor(float(len(self.members))).log()
-
-    def _outputs(self, x: Tensor) -> Iterator[Tensor]:
-        for member in self.members:
-            yield member(x)
 
 
 def squared_norm(leaves: Sequence[Tensor]) -> Tensor:

@@ -38,6 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from laconic.core import (
+    Artifact,
     ClientData,
     ClientInfo,
     ConfigError,
@@ -59,6 +60,7 @@ from laconic.core import (
 from laconic.methods.em import Weighting, differences, predictor, weight_of
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Latent, Pull, Solver, adamax_step, fit
+from laconic.models.assemble import UNITS
 from laconic.models.groups import Groups, Piece, find_groups
 from laconic.models.surgery import plan, sliced
 
@@ -316,6 +318,13 @@ class SpikeSlab:
         if anatomy is None:
             return model
         return sliced(model, anatomy, plan(anatomy, self.groups.open_units(standing))).eval()
+
+    def artifact(self, server: Tree) -> Artifact:
+        """The units that are left and their weights, or weights with zeros where gates are no units."""
+        state = read_state(self.global_model(server))
+        if self.groups.anatomy is None:
+            return Artifact("weights", state)
+        return Artifact("units", {UNITS: self.groups.open_units(self.standing(server)), **state})
 
     def local_model(self, received: Tree, personal: Tree) -> Predictor:
         """What was received, as it is: no client keeps anything. (`Update.fitted` is z_s ⊙ w_s.)"""

@@ -1,7 +1,11 @@
 """The papers' networks, their first weights, and a user's own module."""
 
+from laconic.models.anatomy import Anatomy, dissect
+from laconic.models.assemble import artifact_of, assemble
 from laconic.models.catalogue import models
-from laconic.models.initial import initialize, load_state, num_parameters
+from laconic.models.ensemble import Ensemble
+from laconic.models.groups import Groups, find_groups
+from laconic.models.initial import SCHEMES, initialize, load_state, num_parameters
 from laconic.models.plain import (
     cifarnet,
     conv4,
@@ -16,14 +20,30 @@ from laconic.models.plain import (
     vgg_like,
 )
 from laconic.models.resnet import BatchNormBlock, GroupNormBlock, PadShortcut, resnet18, resnet20_gn
+from laconic.models.surgery import Plan, multiply_adds, plan, sliced
 from laconic.models.user import user_model
 
 __all__ = [
     "models",
+    "SCHEMES",
     "initialize",
     "load_state",
     "num_parameters",
     "user_model",
+    # surgery: what units a model has, and the model without some of them
+    "Anatomy",
+    "dissect",
+    "Groups",
+    "find_groups",
+    "Plan",
+    "plan",
+    "sliced",
+    "multiply_adds",
+    # a model's compact form
+    "artifact_of",
+    "assemble",
+    "Ensemble",
+    # networks
     "cifarnet",
     "conv4",
     "conv6",

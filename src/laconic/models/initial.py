@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +16,23 @@ from torch.nn.modules.conv import _ConvNd
 
 from laconic.core import ConfigError, Key
 
+Scheme = Literal["torch", "glorot", "he"]
+SCHEMES: tuple[str, ...] = get_args(Scheme)
 
-def initialize(module: nn.Module, key: Key) -> None:
+
+def initialize(module: nn.Module, key: Key, *, scheme: Scheme = "torch") -> None:
     """Set the first weights of a module, in place: the same bits on every machine.
 
-    Weights and biases of convolutions and linear layers are uniform on ±1/√fan_in, which is the distribution of
-    PyTorch's constructors; normalisation layers begin as the identity. A leaf depends on the key and on its own
-    name only. Other parameters (embeddings, say) stay as the constructor made them.
+    Weights of convolutions and linear layers are uniform on ±bound:
+
+    | scheme | bound | biases |
+    |---|---|---|
+    | `torch` | 1/√fan_in, the distribution of PyTorch's constructors | the same |
+    | `glorot` | √(6/(fan_in + fan_out)) (Glorot & Bengio, 2010) | 0 |
+    | `he` | √(6/fan_in) (He et al., 2015) | 0 |
+
+    Normalisation layers begin as the identity. A leaf depends on the key and on its own name only. Other parameters
+    (embeddings, say) stay as the constructor made them.
 
     >>> net = nn.Linear(4, 1)
     >>> initialize(net, Key.from_seed(0))
@@ -30,14 +41,23 @@ def initialize(module: nn.Module, key: Key) -> None:
     """
     for prefix, layer in module.named_modules():
         if isinstance(layer, (_ConvNd, nn.Linear)):
-            # One row of the weight is what one output sees (for transposed convolutions PyTorch counts so too).
-            bound = 1 / math.sqrt(max(1, math.prod(layer.weight.shape[1:])))
+            bound = _bound(layer.weight, scheme)
             for leaf, parameter in layer.named_parameters(prefix=prefix, recurse=False):
-                values = _uniform(key.fold_in(leaf), parameter.numel(), bound)
+                zero = scheme != "torch" and parameter is layer.bias
+                values = _uniform(key.fold_in(leaf), parameter.numel(), 0.0 if zero else bound)
                 with torch.no_grad():
                     parameter.copy_(torch.from_numpy(values).reshape(parameter.shape))
         elif isinstance(layer, (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)):
             layer.reset_parameters()
+
+
+def _bound(weight: Tensor, scheme: Scheme) -> float:
+    # One row of the weight is what one output sees (for transposed convolutions PyTorch counts so too).
+    fan_in = max(1, math.prod(weight.shape[1:]))
+    if scheme == "torch":
+        return 1 / math.sqrt(fan_in)
+    fan_out = max(1, weight.shape[0] * math.prod(weight.shape[2:]))
+    return math.sqrt(6 / (fan_in + fan_out if scheme == "glorot" else fan_in))
 
 
 def load_state(path: Path) -> dict[str, Tensor]:

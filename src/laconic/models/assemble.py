@@ -1,0 +1,113 @@
+"""From a model's compact form to the model, and from a method to that form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from laconic.core import Artifact, Compact, Leaf, Method, PayloadError, Spec, Tree, read_state, spec_of, write_state
+from laconic.models.anatomy import dissect
+from laconic.models.ensemble import Ensemble
+from laconic.models.surgery import plan, sliced
+
+UNITS = "#units"
+"""The leaf that says which units of the whole model are left."""
+_MOST_MEMBERS = 1000
+
+Settings = Mapping[str, int | float | str]
+
+
+def artifact_of(method: Method, server: Tree) -> Artifact | None:
+    """The server's model in its most compact form; `None` where it is a module that only the method itself can make."""
+    if isinstance(method, Compact):
+        return method.artifact(server)
+    model = method.global_model(server)
+    if isinstance(model, Ensemble):
+        states = [read_state(member) for member in model.members]
+        tree = {f"{k}/{name}": leaf for k, state in enumerate(states) for name, leaf in state.items()}
+        settings = {"members": len(states), "outputs": "logits" if model.probabilities else "values"}
+        return Artifact("members", tree, settings) if spec_of(states[0]) == _plain(method.task.spec) else None
+    state = read_state(model)
+    return Artifact("weights", state) if spec_of(state) == _plain(method.task.spec) else None
+
+
+def bit_spec(module: nn.Module, kind: str) -> Spec:
+    """The leaves of bits that the compact form of a model has: what a reader must know first."""
+    if kind == "units":
+        units = sum(layer.units for layer in dissect(module).layers)
+        return {UNITS: Leaf((units,), torch.bool)}
+    if kind == "mask":
+        return {name: Leaf(leaf.shape, torch.bool) for name, leaf in spec_of(read_state(module)).items()}
+    return {}
+
+
+def value_spec(module: nn.Module, kind: str, settings: Settings, bits: Tree) -> Spec:
+    """The leaves of values that it has, once its bits are known."""
+    if kind == "weights":
+        return spec_of(read_state(module))
+    if kind == "units":
+        return spec_of(read_state(_smaller(module, bits)))
+    if kind == "members":
+        one = spec_of(read_state(module))
+        return {f"{k}/{name}": leaf for k in range(_members(settings)) for name, leaf in one.items()}
+    return {}
+
+
+def assemble(build: Callable[[], nn.Module], artifact: Artifact) -> nn.Module:
+    """The model, ready to predict. `build` makes the whole architecture, weights undefined.
+
+    >>> net = nn.Linear(2, 1)
+    >>> copy = assemble(lambda: nn.Linear(2, 1), Artifact("weights", read_state(net)))
+    >>> bool((copy(torch.ones(1, 2)) == net(torch.ones(1, 2))).all())
+    True
+    """
+    if artifact.kind not in KINDS:
+        raise PayloadError("kind", f"a model of kind {artifact.kind!r}; this version knows {', '.join(KINDS)}")
+    return KINDS[artifact.kind](build, artifact).eval()
+
+
+def _weights(build: Callable[[], nn.Module], artifact: Artifact) -> nn.Module:
+    module = build()
+    write_state(module, artifact.tree)
+    return module
+
+
+def _units(build: Callable[[], nn.Module], artifact: Artifact) -> nn.Module:
+    module = _smaller(build(), artifact.tree)
+    write_state(module, artifact.tree)
+    return module
+
+
+def _ensemble(build: Callable[[], nn.Module], artifact: Artifact) -> nn.Module:
+    members = []
+    for k in range(_members(artifact.settings)):
+        members.append(build())
+        own = read_state(members[-1])
+        write_state(members[-1], {name: artifact.tree[f"{k}/{name}"] for name in own})
+    return Ensemble(members, probabilities=artifact.settings.get("outputs") == "logits")
+
+
+KINDS: Mapping[str, Callable[[Callable[[], nn.Module], Artifact], nn.Module]] = {
+    "weights": _weights,
+    "units": _units,
+    "members": _ensemble,
+}
+"""How a model is made of each kind of compact form."""
+
+
+def _smaller(module: nn.Module, bits: Tree) -> nn.Module:
+    anatomy = dissect(module)
+    return sliced(module, anatomy, plan(anatomy, bits[UNITS]))
+
+
+def _members(settings: Settings) -> int:
+    members = settings.get("members")
+    if not isinstance(members, int) or not 1 <= members <= _MOST_MEMBERS:
+        raise PayloadError("members", f"an ensemble of {members!r} members; 1 to {_MOST_MEMBERS} are possible")
+    return members
+
+
+def _plain(spec: Spec) -> Spec:
+    return {name: Leaf(leaf.shape, leaf.dtype) for name, leaf in spec.items()}
