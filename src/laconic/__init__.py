@@ -31,8 +31,9 @@ from laconic.core import (
     accuracy,
 )
 from laconic.data import Federation
-from laconic.engine import Run, simulate
+from laconic.engine import Run, load, simulate
 from laconic.experiment import fit
+from laconic.export import export
 from laconic.methods import (
     ServerOptimizer,
     Solver,
@@ -51,6 +52,8 @@ __all__ = [
     # run
     "fit",
     "simulate",
+    "load",
+    "export",
     "Run",
     # parts
     "codecs",

@@ -32,6 +32,22 @@ class Catalogue(StrEnum):
     codecs = "codecs"
 
 
+class ExportFormat(StrEnum):
+    """What a model is exported as."""
+
+    torch = "torch"
+    onnx = "onnx"
+    lac = "lac"
+
+
+class ExportValues(StrEnum):
+    """How a model file holds its values."""
+
+    float32 = "float32"
+    float16 = "float16"
+    int8 = "int8"
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -119,6 +135,77 @@ def list_(what: Annotated[Catalogue, typer.Argument(help="Which catalogue.", sho
     for row in catalogues[what.value].lines():
         table.add_row(*row)
     _print(table)
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A model.lac.", show_default=False)],
+    model: Annotated[
+        str | None, typer.Option(help="'module:Name' of the architecture, where it is not the catalogue's.")
+    ] = None,
+) -> None:
+    """Say what a model file holds: architecture, parameters, bits per parameter, hash."""
+    from laconic.engine.model_file import open_model
+    from laconic.models import num_parameters, user_model
+    from laconic.progress import size
+
+    found = open_model(file, user_model(model, {})[0] if model else None)
+    made = found.model()
+    architecture = found.architecture
+    settings = ", ".join(f"{key} = {value}" for key, value in architecture.get("settings", {}).items())
+    name = architecture.get("name", type(made).__name__)
+    rows = [
+        ("file", f"{file}, {size(found.num_bytes)} ({found.num_bytes:,} bytes)"),
+        ("architecture", name + (f" ({settings})" if settings else "")),
+        ("inputs, outputs", f"{'×'.join(map(str, found.shape))} → {architecture['outputs']}"),
+        ("kind", found.artifact.kind + "".join(f", {k} {v}" for k, v in found.artifact.settings.items())),
+        ("values", found.values),
+        ("parameters", f"{found.parameters:,} of the whole architecture, {num_parameters(made):,} of this model"),
+        ("bits per parameter", f"{found.bits_per_parameter:.4f} (1/{32 / found.bits_per_parameter:.1f} of float32)"),
+        ("hash", found.digest),
+    ]
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    _print(table)
+    leaves = Table(box=None, pad_edge=False)
+    for heading in ("leaf", "shape", "non-zero", "of"):
+        leaves.add_column(heading, justify="left" if heading in ("leaf", "shape") else "right")
+    for name, leaf in made.named_parameters():
+        kept = int((leaf != 0).sum())
+        shape = "×".join(map(str, leaf.shape))
+        leaves.add_row(name, shape, f"{kept:,} ({100 * kept / leaf.numel():.1f} %)", f"{leaf.numel():,}")
+    _print(leaves)
+
+
+@app.command()
+def export(
+    source: Annotated[Path, typer.Argument(help="A run's folder, or a model.lac.", show_default=False)],
+    format: Annotated[ExportFormat, typer.Option(help="What to write.")] = ExportFormat.torch,
+    out: Annotated[Path | None, typer.Option(help="The file to write.", show_default="in the run's folder")] = None,
+    values: Annotated[ExportValues, typer.Option(help="How a .lac holds its values.")] = ExportValues.float32,
+    model: Annotated[
+        str | None, typer.Option(help="'module:Name' of the architecture, where it is not the catalogue's.")
+    ] = None,
+) -> None:
+    """Write a run's final model for other programs, and say what it costs beside the whole one."""
+    from laconic.export import export as write
+    from laconic.models import user_model
+    from laconic.progress import size
+
+    build = user_model(model, {})[0] if model else None
+    made = write(source, format=format.value, out=out, values=values.value, model=build)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "whole model", "exported", "ratio"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for label, whole, own in (
+        ("parameters", made.whole_parameters, made.parameters),
+        ("multiply-adds", made.whole_multiply_adds, made.multiply_adds),
+    ):
+        table.add_row(label, f"{whole:,}", f"{own:,}", f"{own / max(1, whole):.3f}")
+    table.add_row("size", size(made.whole_bytes), size(made.num_bytes), f"{made.num_bytes / made.whole_bytes:.3f}")
+    _print(table)
+    typer.echo(str(made.path))
 
 
 @app.command("codecs")

@@ -74,8 +74,8 @@ def make_task(
     settings = dict(settings or {})
     initial: Mapping[str, Tensor] | None = None
     first_weights: Callable[[nn.Module, Key], None] | None = None
+    outputs = federation.classes or federation.y[0].numel()
     if isinstance(model, str) and ":" not in model:
-        outputs = federation.classes or federation.y[0].numel()
         recipe, given = models, (federation.shape, outputs)
         recipe.build(model, settings, given=given)  # what is wrong with it is said now
 
@@ -85,6 +85,9 @@ def make_task(
         first_weights = initialize
     else:
         build, initial = user_model(model, settings)
+    architecture: dict[str, Any] = {"shape": list(federation.shape), "outputs": outputs}
+    if isinstance(model, str):
+        architecture |= {"name": model, **({"settings": settings} if settings else {})}
     if isinstance(init, str) and init in SCHEMES:
         first_weights, initial = functools.partial(initialize, scheme=cast(Scheme, init)), None
     elif init is not None:
@@ -100,6 +103,7 @@ def make_task(
         initial=initial,
         device=_checked_device(device),
         outputs="logits" if classification else "values",
+        architecture=architecture,
         **({"metrics": metrics} if metrics is not None else {} if classification else {"metrics": {}}),
     )
     _try_out(task, federation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,7 @@ class Task:
 
     The model's state is its parameters and its floating-point buffers (running statistics of normalisation
     layers); integer buffers keep the values of the constructor. `outputs` says how predictions are averaged: as
-    probabilities (`logits`) or as they are (`values`).
+    probabilities (`logits`) or as they are (`values`). `architecture` says in words what `build` makes, for files.
 
     >>> task = Task(lambda: nn.Linear(2, 3))
     >>> {name: tuple(leaf.shape) for name, leaf in task.init(Key.from_seed(0)).items()}
@@ -49,6 +49,7 @@ class Task:
     initial: Mapping[str, Tensor] | None = None
     device: str = "cpu"
     outputs: Literal["logits", "values"] = "logits"
+    architecture: Mapping[str, Any] | None = None
 
     def init(self, key: Key) -> Tree:
         """The initial weights: a function of the key, or the given ones."""

@@ -3,6 +3,7 @@
 from laconic.engine.checkpoint import Checkpoints
 from laconic.engine.cohort import sample_cohort
 from laconic.engine.ledger import Ledger
+from laconic.engine.model_file import ModelFile, load, open_model, read_model, write_model
 from laconic.engine.round import (
     Agreement,
     Link,
@@ -21,10 +22,15 @@ from laconic.engine.simulate import Record, Rejection, Schedule, Simulation, Sta
 from laconic.engine.store import ClientStore, pack, unpack
 
 __all__ = [
+    "load",
+    "open_model",
+    "read_model",
+    "write_model",
     "Agreement",
     "Checkpoints",
     "ClientStore",
     "Ledger",
+    "ModelFile",
     "Link",
     "Observer",
     "Record",

@@ -6,6 +6,7 @@
                  metrics.jsonl      one JSON object per round
                  summary.json       the figures of the whole run
                  checkpoints/       where it can be resumed
+                 model.lac          the final model in its compact form
                  model.safetensors  the weights of the final predictor
 """
 
@@ -31,11 +32,13 @@ import tomli_w
 import torch
 from torch import nn
 
-from laconic.core import ConfigError, RunError, tree_sha256
+from laconic.core import ConfigError, Method, RunError, Tree, tree_sha256
 from laconic.engine.checkpoint import Checkpoints
 from laconic.engine.files import cannot_write, remove_temporaries, sync_folder, write_all, write_atomically
+from laconic.engine.model_file import write_model
 from laconic.engine.simulate import Record, Simulation
 from laconic.engine.store import pack
+from laconic.models import artifact_of, multiply_adds, num_parameters
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FREE = {"run.workers", "run.checkpoint_every"}  # settings that do not change the result
@@ -121,7 +124,7 @@ class RunDirectory:
         if written.exists() and overwrite:
             shutil.rmtree(self.checkpoints.folder)
             self.checkpoints.folder.mkdir()
-            for stale in ("metrics.jsonl", "summary.json", "model.safetensors", "config.toml"):
+            for stale in ("metrics.jsonl", "summary.json", "model.lac", "model.safetensors", "config.toml"):
                 (self.path / stale).unlink(missing_ok=True)
         elif written.exists():
             if not resume:
@@ -269,13 +272,42 @@ def _advance(
             checkpoint()
         raise
     checkpoint()
-    model = simulation.method.global_model(simulation.state.server)
-    summary = _summary(simulation, facts, history)
+    method, server = simulation.method, simulation.state.server
+    model = method.global_model(server)
+    compact = _compact(method, server)
+    summary = _summary(simulation, {**facts, **_sizes(simulation, model, compact)}, history)
     if directory is not None:
+        if compact is not None:
+            directory.write("model.lac", compact)
         directory.write("model.safetensors", pack(model.state_dict()))
         directory.write("summary.json", json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
     observer.finished(summary)
     return Run(history, summary, model, directory.path if directory is not None else None)
+
+
+def _compact(method: Method, server: Tree) -> bytes | None:
+    """The model's file; none where only the method itself can make the model, or where training diverged."""
+    artifact, architecture = artifact_of(method, server), method.task.architecture
+    if (
+        artifact is None
+        or architecture is None
+        or not all(bool(leaf.isfinite().all()) for leaf in artifact.tree.values())
+    ):
+        return None
+    return write_model(artifact, architecture)
+
+
+def _sizes(simulation: Simulation, model: nn.Module, compact: bytes | None) -> dict[str, int]:
+    """What the final model costs to store and to run, beside the whole architecture."""
+    task = simulation.method.task
+    x, _ = next(iter(simulation.clients.client(0).train.batches(1)))
+    whole = task.fresh()
+    return {
+        "final_parameters": num_parameters(model),
+        **({"model_bytes": len(compact)} if compact is not None else {}),
+        "multiply_adds": multiply_adds(model, x),
+        "multiply_adds_whole": multiply_adds(whole, x),
+    }
 
 
 def _plain(record: Record) -> Record:

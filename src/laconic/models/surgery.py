@@ -228,8 +228,8 @@ class CountedLayerNorm(nn.Module):
         return f"{len(self.weight)} of {self.features} features, eps={self.eps}"
 
 
-def multiply_adds(module: nn.Module, shape: tuple[int, ...]) -> int:
-    """Multiply-adds of convolutions and linear layers for one input of a shape (without the batch axis).
+def multiply_adds(module: nn.Module, example: Tensor | tuple[int, ...]) -> int:
+    """Multiply-adds of convolutions and linear layers for one input: a batch of one, or its shape without that axis.
 
     >>> multiply_adds(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)), (8,))
     60
@@ -246,9 +246,10 @@ def multiply_adds(module: nn.Module, shape: tuple[int, ...]) -> int:
     hooks = [m.register_forward_hook(count) for m in module.modules() if isinstance(m, kinds)]
     training = module.training
     leaf = next(iter(read_state(module).values()))
+    x = example if isinstance(example, Tensor) else torch.zeros(1, *example, dtype=leaf.dtype)
     try:
         with torch.no_grad():
-            module.eval()(torch.zeros(1, *shape, dtype=leaf.dtype, device=leaf.device))
+            module.eval()(x.to(leaf.device))
     finally:
         module.train(training)
         for hook in hooks:
