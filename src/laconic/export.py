@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from laconic.core import ConfigError, DataError
+from laconic.core import ConfigError, DataError, read_state, spec_of
 from laconic.engine.files import write_atomically
 from laconic.engine.model_file import ModelFile, Values, open_model, write_model
 from laconic.models import multiply_adds, num_parameters
@@ -64,7 +64,9 @@ def export(
     name = "exported" if format == "lac" and out is None else "model"
     path = Path(out) if out is not None else folder / f"{name}{_SUFFIX[format]}"
     if format == "lac":
-        write_atomically(path, write_model(found.artifact, found.architecture, values=values))
+        write_atomically(
+            path, write_model(found.artifact, found.architecture, spec_of(read_state(whole)), values=values)
+        )
     else:
         temporary = path.with_name(f".tmp-{path.name}")
         try:

@@ -21,7 +21,19 @@ from torch import Tensor, nn
 from laconic.codecs.dense import Floats
 from laconic.codecs.entropy import read_symbols, write_symbols
 from laconic.codecs.stream import Sink, Source
-from laconic.core import Artifact, ConfigError, DataError, Leaf, PayloadError, Spec, Tree, num_values
+from laconic.core import (
+    Artifact,
+    ConfigError,
+    DataError,
+    Leaf,
+    PayloadError,
+    Spec,
+    Tree,
+    describe,
+    num_values,
+    read_state,
+    spec_of,
+)
 from laconic.models import assemble, models
 from laconic.models.assemble import KINDS, bit_spec, value_spec
 
@@ -31,7 +43,7 @@ Values = Literal["float32", "float16", "int8"]
 MAX_PARAMETERS = 1_000_000_000
 """The largest model that a file may ask for, unless the reader allows more."""
 
-_FIELDS = struct.Struct("<4sB3xIQ")
+_FIELDS = struct.Struct("<4sB3xIQ8s")
 _DIGEST_BYTES = 16
 _MAX_HEADER = 1 << 16
 _MAX_SIDE = 1 << 24
@@ -65,8 +77,14 @@ class ModelFile:
         return 8 * self.num_bytes / max(1, self.parameters)
 
 
-def write_model(artifact: Artifact, architecture: Mapping[str, Any], *, values: Values = "float32") -> bytes:
-    """The file of a model. An architecture is `shape` and `outputs`, and a `name` and `settings` where it has them."""
+def write_model(
+    artifact: Artifact, architecture: Mapping[str, Any], spec: Spec, *, values: Values = "float32"
+) -> bytes:
+    """The file of a model.
+
+    `architecture` is `shape` and `outputs`, and a `name` and `settings` where it has them; `spec` is the state of the
+    whole model, by which a reader knows that it has made the same one.
+    """
     if values not in get_args(Values):
         raise ConfigError(f"values of a model file are {', '.join(get_args(Values))}, got {values!r}.")
     header: dict[str, Any] = {"kind": artifact.kind, "model": dict(architecture)}
@@ -76,7 +94,7 @@ def write_model(artifact: Artifact, architecture: Mapping[str, Any], *, values: 
         header["values"] = values
     text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     payload = _payload(artifact, values)
-    fields = _FIELDS.pack(MAGIC, VERSION, len(text), len(payload))
+    fields = _FIELDS.pack(MAGIC, VERSION, len(text), len(payload), _fingerprint(spec))
     return b"".join((fields, _digest(fields, text, payload), text, payload))
 
 
@@ -87,7 +105,7 @@ def read_model(
 
     `model` makes the architecture where the file does not name one of the catalogue's.
     """
-    text, payload, digest = _opened(blob)
+    text, payload, fingerprint, digest = _opened(blob)
     header = _header(text)
     architecture = header["model"]
     build = model if model is not None else _builder(architecture)
@@ -100,6 +118,8 @@ def read_model(
         raise PayloadError("model", f"a model of {parameters:,} parameters, but {max_parameters:,} is the most")
     kind, settings, values = header["kind"], header.get("settings", {}), header.get("values", "float32")
     module = build()
+    if _fingerprint(spec_of(read_state(module))) != fingerprint:
+        raise PayloadError("model", "the saved model had other leaves than this architecture; is it the same one?")
     source = Source(payload)
     bits = _read_bits(source, bit_spec(module, kind))
     try:
@@ -137,12 +157,12 @@ def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = N
 # --- the parts -------------------------------------------------------------------------------------------------------
 
 
-def _opened(blob: bytes) -> tuple[bytes, bytes, str]:
+def _opened(blob: bytes) -> tuple[bytes, bytes, bytes, str]:
     start = _FIELDS.size + _DIGEST_BYTES
     if len(blob) < start:
         raise PayloadError("truncated", f"{len(blob)} bytes, but a model file begins with {start}")
     fields, digest = blob[: _FIELDS.size], blob[_FIELDS.size : start]
-    magic, version, header_bytes, payload_bytes = _FIELDS.unpack(fields)
+    magic, version, header_bytes, payload_bytes, fingerprint = _FIELDS.unpack(fields)
     if magic != MAGIC:
         raise PayloadError("magic", f"a model file begins with {MAGIC!r}, this one with {magic!r}; is it a model.lac?")
     if version != VERSION:
@@ -156,7 +176,11 @@ def _opened(blob: bytes) -> tuple[bytes, bytes, str]:
     text, payload = blob[start : start + header_bytes], blob[start + header_bytes :]
     if digest != _digest(fields, text, payload):
         raise PayloadError("checksum", "the file was altered: its digest is not that of its contents")
-    return text, payload, digest.hex()
+    return text, payload, fingerprint, digest.hex()
+
+
+def _fingerprint(spec: Spec) -> bytes:
+    return hashlib.blake2b(describe(spec).encode(), digest_size=8).digest()
 
 
 def _digest(fields: bytes, text: bytes, payload: bytes) -> bytes:

@@ -288,13 +288,10 @@ def _advance(
 def _compact(method: Method, server: Tree) -> bytes | None:
     """The model's file; none where only the method itself can make the model, or where training diverged."""
     artifact, architecture = artifact_of(method, server), method.task.architecture
-    if (
-        artifact is None
-        or architecture is None
-        or not all(bool(leaf.isfinite().all()) for leaf in artifact.tree.values())
-    ):
+    if artifact is None or architecture is None:
         return None
-    return write_model(artifact, architecture)
+    whole = all(bool(leaf.isfinite().all()) for leaf in artifact.tree.values())
+    return write_model(artifact, architecture, method.task.spec) if whole else None
 
 
 def _sizes(simulation: Simulation, model: nn.Module, compact: bytes | None) -> dict[str, int]:
