@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import warnings
 from contextlib import contextmanager
@@ -64,18 +65,10 @@ def export(
     name = "exported" if format == "lac" and out is None else "model"
     path = Path(out) if out is not None else folder / f"{name}{_SUFFIX[format]}"
     if format == "lac":
-        write_atomically(
-            path, write_model(found.artifact, found.architecture, spec_of(read_state(whole)), values=values)
-        )
+        data = write_model(found.artifact, found.architecture, spec_of(read_state(whole)), values=values)
     else:
-        temporary = path.with_name(f".tmp-{path.name}")
-        try:
-            {"torch": _torch, "onnx": _onnx}[format](made, example, temporary)
-            write_atomically(path, temporary.read_bytes())
-        except OSError as error:
-            raise DataError(f"cannot write {path}: {(error.strerror or str(error)).lower()}.") from None
-        finally:
-            temporary.unlink(missing_ok=True)
+        data = _torch(made, example) if format == "torch" else _onnx(made, example)
+    write_atomically(path, data)
     return Exported(
         path,
         path.stat().st_size,
@@ -98,11 +91,13 @@ def _found(source: Path, model: Callable[[], nn.Module] | nn.Module | None) -> M
     return open_model(file, model)
 
 
-def _torch(model: nn.Module, example: Tensor, path: Path) -> None:
-    torch.export.save(_program(model, example), path)
+def _torch(model: nn.Module, example: Tensor) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(_program(model, example), buffer)
+    return buffer.getvalue()
 
 
-def _onnx(model: nn.Module, example: Tensor, path: Path) -> None:
+def _onnx(model: nn.Module, example: Tensor) -> bytes:
     for needed in ("onnx", "onnxscript"):
         try:
             importlib.import_module(needed)
@@ -111,7 +106,7 @@ def _onnx(model: nn.Module, example: Tensor, path: Path) -> None:
     with _quiet():
         program = torch.onnx.export(_program(model, example), dynamo=True, verbose=False)
     assert program is not None  # noqa: S101 - for the type checker: no file was asked for
-    program.save(str(path))
+    return bytes(program.model_proto.SerializeToString())
 
 
 def _program(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
