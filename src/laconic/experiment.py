@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +16,7 @@ from laconic.core import ClientInfo, Codec, ConfigError, Key, Loss, Method, Metr
 from laconic.data import Federation, digits
 from laconic.engine import Link, Observer, Run, RunDirectory, Schedule, Simulation, execute, settings_text
 from laconic.methods import fedavg, methods
-from laconic.models import SCHEMES, initialize, load_state, models, user_model
-from laconic.models.initial import Scheme
+from laconic.models import initialize, load_state, models, named_scheme, user_model
 
 Model = nn.Module | Callable[..., nn.Module] | str
 """A name of the catalogue, a module, something that makes one, or "module.path:Name"."""
@@ -69,7 +67,8 @@ def make_task(
 ) -> Task:
     """The task of learning `model` on a federation's data.
 
-    `init` gives the first weights: a scheme ("torch", "glorot", "he"), a safetensors file, or the weights themselves.
+    `init` gives the first weights: a scheme ("torch", "glorot", "he", "torch:gain=1.15"), a safetensors file, or the
+    weights themselves.
     """
     settings = dict(settings or {})
     initial: Mapping[str, Tensor] | None = None
@@ -88,8 +87,9 @@ def make_task(
     architecture: dict[str, Any] = {"shape": list(federation.shape), "outputs": outputs}
     if isinstance(model, str):
         architecture |= {"name": model, **({"settings": settings} if settings else {})}
-    if isinstance(init, str) and init in SCHEMES:
-        first_weights, initial = functools.partial(initialize, scheme=cast(Scheme, init)), None
+    scheme = named_scheme(init) if isinstance(init, str) else None
+    if scheme is not None:
+        first_weights, initial = scheme, None
     elif init is not None:
         initial = load_state(Path(init)) if isinstance(init, str | Path) else init
     for name, leaf in (initial or {}).items():

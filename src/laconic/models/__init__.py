@@ -5,7 +5,7 @@ from laconic.models.assemble import artifact_of, assemble
 from laconic.models.catalogue import models
 from laconic.models.ensemble import Ensemble
 from laconic.models.groups import Groups, find_groups
-from laconic.models.initial import SCHEMES, initialize, load_state, num_parameters
+from laconic.models.initial import initialize, load_state, named_scheme, num_parameters
 from laconic.models.plain import (
     cifarnet,
     conv4,
@@ -25,9 +25,9 @@ from laconic.models.user import user_model
 
 __all__ = [
     "models",
-    "SCHEMES",
     "initialize",
     "load_state",
+    "named_scheme",
     "num_parameters",
     "user_model",
     # surgery: what units a model has, and the model without some of them

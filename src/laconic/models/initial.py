@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +19,12 @@ from torch.nn.modules.conv import _ConvNd
 from laconic.core import ConfigError, Key
 
 Scheme = Literal["torch", "glorot", "he"]
-SCHEMES: tuple[str, ...] = get_args(Scheme)
 
 
-def initialize(module: nn.Module, key: Key, *, scheme: Scheme = "torch") -> None:
+def initialize(module: nn.Module, key: Key, *, scheme: Scheme = "torch", gain: float = 1.0) -> None:
     """Set the first weights of a module, in place: the same bits on every machine.
 
-    Weights of convolutions and linear layers are uniform on ±bound:
+    Weights of convolutions and linear layers are uniform on ±`gain` · bound:
 
     | scheme | bound | biases |
     |---|---|---|
@@ -41,7 +42,7 @@ def initialize(module: nn.Module, key: Key, *, scheme: Scheme = "torch") -> None
     """
     for prefix, layer in module.named_modules():
         if isinstance(layer, (_ConvNd, nn.Linear)):
-            bound = _bound(layer.weight, scheme)
+            bound = gain * _bound(layer.weight, scheme)
             for leaf, parameter in layer.named_parameters(prefix=prefix, recurse=False):
                 zero = scheme != "torch" and parameter is layer.bias
                 values = _uniform(key.fold_in(leaf), parameter.numel(), 0.0 if zero else bound)
@@ -49,6 +50,25 @@ def initialize(module: nn.Module, key: Key, *, scheme: Scheme = "torch") -> None
                     parameter.copy_(torch.from_numpy(values).reshape(parameter.shape))
         elif isinstance(layer, (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)):
             layer.reset_parameters()
+
+
+def named_scheme(text: str) -> Callable[[nn.Module, Key], None] | None:
+    """How a configuration names a scheme: "glorot", "torch:gain=1.15"; `None` where it names none (but a file, say).
+
+    >>> named_scheme("he") is not None, named_scheme("weights.safetensors")
+    (True, None)
+    """
+    name, _, setting = text.partition(":")
+    if name not in get_args(Scheme):
+        return None
+    key, _, value = setting.partition("=")
+    try:
+        gain = float(value) if setting else 1.0
+    except ValueError:
+        gain = math.nan
+    if (setting and key.strip() != "gain") or not 0 < gain < math.inf:
+        raise ConfigError(f"[model] init: a scheme is written {name!r} or '{name}:gain=1.5', got {text!r}.")
+    return functools.partial(initialize, scheme=cast(Scheme, name), gain=gain)
 
 
 def _bound(weight: Tensor, scheme: Scheme) -> float:
