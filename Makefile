@@ -36,7 +36,8 @@ fuzz: $(READY)
 
 # Ratios measured in one run; nothing else should be running.
 bench: $(READY)
-	$(BIN)/python -m benchmarks.rounds; rounds=$$?; $(BIN)/python -m benchmarks.codecs && exit $$rounds
+	$(BIN)/python -m benchmarks.rounds; rounds=$$?; $(BIN)/python -m benchmarks.sparse; sparse=$$?; \
+		$(BIN)/python -m benchmarks.codecs && exit $$((rounds + sparse))
 
 # A wheel, tried out in an empty environment far from here.
 dist: $(READY)
