@@ -1,0 +1,58 @@
+"""Differential privacy for masks: the mechanism, its bias, its noise and its accounting. See docs/privacy.md."""
+
+from laconic.privacy.accounting import (
+    ORDERS,
+    Converted,
+    amplified_rdp,
+    binary_divergence,
+    composed_epsilon,
+    epsilon_from_rdp,
+    gaussian_epsilon,
+    gaussian_rdp,
+    least_probability,
+    mask_epsilon,
+    mask_rdp,
+    sampled_gaussian_rdp,
+)
+from laconic.privacy.masks import MaskPrivacy, Spent
+from laconic.privacy.mechanisms import (
+    analytic_sigma,
+    classical_sigma,
+    clip,
+    draw,
+    gaussian_delta,
+    inverse_response,
+    privatize,
+    rdp_sigma,
+    response,
+    response_slope,
+    sensitivity,
+)
+
+__all__ = [
+    "Converted",
+    "MaskPrivacy",
+    "ORDERS",
+    "Spent",
+    "amplified_rdp",
+    "analytic_sigma",
+    "binary_divergence",
+    "classical_sigma",
+    "clip",
+    "composed_epsilon",
+    "draw",
+    "epsilon_from_rdp",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "gaussian_rdp",
+    "inverse_response",
+    "least_probability",
+    "mask_epsilon",
+    "mask_rdp",
+    "privatize",
+    "rdp_sigma",
+    "response",
+    "response_slope",
+    "sampled_gaussian_rdp",
+    "sensitivity",
+]
