@@ -32,7 +32,7 @@ from laconic.privacy.ranges import (
 )
 
 # Halvings of an interval until double precision has no more to give.
-_HALVINGS = 100
+_HALVINGS = 60
 
 
 # --- the mechanism ---------------------------------------------------------------------------------------------------
