@@ -22,6 +22,7 @@ from laconic.privacy import (
     gaussian_epsilon,
     gaussian_rdp,
     least_probability,
+    mask_delta,
     mask_epsilon,
     mask_rdp,
     sampled_gaussian_rdp,
@@ -115,6 +116,9 @@ def brute_force_delta(ones: list[float], others: list[float], epsilon: float) ->
 def test_the_exact_budget_by_listing_all_masks(c: float, sigma: float, delta: float) -> None:
     p = least_probability(c=c, sigma=sigma)
     epsilon = mask_epsilon(probability=p, bits=6, delta=delta)
+    for at in (0.0, 0.5, 2.0):
+        found = mask_delta(probability=p, bits=6, epsilon=at)
+        assert found == pytest.approx(brute_force_delta([p] * 6, [1 - p] * 6, at), abs=1e-12)
     assert brute_force_delta([p] * 6, [1 - p] * 6, epsilon) <= delta * (1 + 1e-9)
     if epsilon > 0:
         assert brute_force_delta([p] * 6, [1 - p] * 6, epsilon * 0.999) > delta
@@ -160,6 +164,8 @@ def test_a_million_bits() -> None:
     gaussian = gaussian_epsilon(sigma=1.0, delta=1e-5, sensitivity=ratio)
     assert mask_epsilon(probability=p, bits=bits, delta=1e-5) == pytest.approx(gaussian, rel=1e-3)
     assert mask_epsilon(probability=0.5, bits=bits, delta=1e-5) == 0
+    # Where every bit tells much, ε is far beyond what an exponential can hold.
+    assert mask_epsilon(probability=0.2, bits=bits, delta=1e-5) == pytest.approx(bits * 0.6 * math.log(4), rel=0.01)
 
 
 # --- conversion ------------------------------------------------------------------------------------------------------

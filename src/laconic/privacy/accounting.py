@@ -187,32 +187,52 @@ def gaussian_epsilon(*, sigma: float, delta: float, sensitivity: float, rounds: 
 def mask_epsilon(*, probability: float, bits: int, delta: float) -> float:
     """ε of `bits` released bits none of which is less probable than `probability` either way, exactly.
 
-    The farthest pair differs in all bits. With x of n bits on its side, the privacy loss is (2x − n)·ln((1 − p)/p) and
-    δ(ε) = E[max(0, 1 − e^{ε − loss})] under x ~ Binomial(n, 1 − p); every other pair can be simulated from this one, so
-    the bits may belong to one round or to many, and later rounds may depend on earlier ones.
+    The bits may belong to one round or to many, and later rounds may depend on earlier ones.
 
     >>> round(mask_epsilon(probability=0.2, bits=1, delta=1e-9), 6), round(math.log(4), 6)
     (1.386294, 1.386294)
     """
     check_delta(delta)
-    check_count("bits", bits)
-    if not 0 < probability < 1:
-        raise ConfigError(f"privacy: a Bernoulli probability must lie strictly between 0 and 1, got {probability}.")
-    p = min(probability, 1 - probability)
-    unit = math.log1p(-p) - math.log(p)
-    if unit == 0:
-        return 0.0
-    # Forty standard deviations: what lies beyond is less than e^-800.
-    centre, width = bits * (1 - p), 40 * math.sqrt(bits * p * (1 - p)) + 40
-    x = torch.arange(max(0, math.floor(centre - width)), min(bits, math.ceil(centre + width)) + 1, dtype=torch.float64)
-    log_mass = math.lgamma(bits + 1) - torch.lgamma(x + 1) - torch.lgamma(bits - x + 1)
-    mass = torch.exp(log_mass + x * math.log1p(-p) + (bits - x) * math.log(p))
-    loss = (2 * x - bits) * unit
+    loss = _Loss.of(probability, bits)
+    return _least_epsilon(loss.delta, loss.largest, delta)
 
-    def excess(epsilon: float) -> float:
-        return float((mass * -torch.expm1((epsilon - loss).clamp(max=0))).sum())
 
-    return _least_epsilon(excess, bits * unit, delta)
+def mask_delta(*, probability: float, bits: int, epsilon: float) -> float:
+    """δ of `bits` released bits for a given ε ≥ 0, exactly.
+
+    The farthest pair of θ differs in all n bits. With x of them on its side, the privacy loss is (2x − n)·ln((1 − p)/p),
+    and δ(ε) = E[max(0, 1 − e^{ε − loss})] under x ~ Binomial(n, 1 − p). Every other pair can be simulated from this one.
+
+    >>> round(mask_delta(probability=0.2, bits=1, epsilon=0.0), 6)
+    0.6
+    """
+    return _Loss.of(probability, bits).delta(epsilon)
+
+
+class _Loss(NamedTuple):
+    """The privacy loss of many bits: its values, how probable they are, and the largest that there can be."""
+
+    values: torch.Tensor
+    mass: torch.Tensor
+    largest: float
+
+    @classmethod
+    def of(cls, probability: float, bits: int) -> _Loss:
+        check_count("bits", bits)
+        if not 0 < probability < 1:
+            raise ConfigError(f"privacy: a Bernoulli probability must lie strictly between 0 and 1, got {probability}.")
+        p = min(probability, 1 - probability)
+        one, other = math.log1p(-p), math.log(p)
+        # Twenty standard deviations: what lies beyond is less than e^-190.
+        centre, width = bits * (1 - p), 20 * math.sqrt(bits * p * (1 - p)) + 20
+        first, last = max(0, math.floor(centre - width)), min(bits, math.ceil(centre + width))
+        x = torch.arange(first, last + 1, dtype=torch.float64)
+        ways = math.lgamma(bits + 1) - torch.lgamma(x + 1) - torch.lgamma(bits - x + 1)
+        mass = torch.exp(ways + x * one + (bits - x) * other)
+        return cls((2 * x - bits) * (one - other), mass, bits * (one - other))
+
+    def delta(self, epsilon: float) -> float:
+        return float(-(self.mass * torch.expm1((epsilon - self.values).clamp_(max=0))).sum())
 
 
 def _least_epsilon(excess: Callable[[float], float], high: float, delta: float) -> float:

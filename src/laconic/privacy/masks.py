@@ -14,6 +14,7 @@ from laconic.privacy.accounting import (
     epsilon_from_rdp,
     gaussian_epsilon,
     least_probability,
+    mask_delta,
     mask_epsilon,
 )
 from laconic.privacy.mechanisms import (
@@ -164,7 +165,7 @@ class MaskPrivacy:
 
         def enough(sigma: float) -> bool:
             least = least_probability(c=self.c, sigma=sigma)
-            return mask_epsilon(probability=least, bits=dimensions, delta=self.delta) <= epsilon
+            return mask_delta(probability=least, bits=dimensions, epsilon=epsilon) <= self.delta
 
         if enough(0.0):
             return 0.0

@@ -6,17 +6,15 @@ import io
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from laconic.core import ConfigError, RunError
 from laconic.engine import versions
 from laconic.engine.files import cannot_write, write_atomically
+from laconic.engine.simulate import one_thread
 from laconic.reproduce.catalogue import recipes
 from laconic.reproduce.recipe import Draw, Job, Recipe, Row, find
 
@@ -57,7 +55,7 @@ def reproduce(name: str, *, out: Path | str = "results", scale: float | None = N
     except OSError as error:
         raise cannot_write(folder, error) from None
     start = time.perf_counter()
-    with _one_thread():
+    with one_thread():  # sums in one order, whatever the machine
         outcome = recipe.run(Job(seed=seed, scale=scale, folder=folder))
     seconds = time.perf_counter() - start
     picture = None if outcome.draw is None else _svg(outcome.draw)
@@ -79,17 +77,6 @@ def reproduce(name: str, *, out: Path | str = "results", scale: float | None = N
     result = Result(recipe, outcome.rows, record, folder)
     _write(result, picture)
     return result
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums in one order, whatever the machine; who has much to do forks workers (engine/workers.py)."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _write(result: Result, picture: bytes | None) -> None:
