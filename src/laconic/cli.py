@@ -249,6 +249,47 @@ def codecs_(
     Console(width=None if sys.stdout.isatty() else 160).print(table, highlight=False)
 
 
+@app.command("reproduce")
+def reproduce_(
+    name: Annotated[str | None, typer.Argument(help="The recipe.", show_default=False)] = None,
+    out: Annotated[Path, typer.Option(help="The folder in which the recipe's folder is made.")] = Path("results"),
+    scale: Annotated[
+        float | None, typer.Option(help="The fraction of the paper's own scale, in (0, 1].", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The seed.")] = 0,
+    list_: Annotated[bool, typer.Option("--list", help="List the recipes and their results.")] = False,
+) -> None:
+    """Repeat a table or a figure of a paper, with the paper's figures beside ours."""
+    from laconic.core import ConfigError
+    from laconic.reproduce import cells, duration, found, recipes, reproduce
+
+    table = Table(box=None, pad_edge=False)
+    if list_:
+        if name is not None:
+            raise ConfigError(f"reproduce: --list takes no recipe, got {name!r}.")
+        for heading in ("recipe", "what it reproduces", "takes", f"result in {out}"):
+            table.add_column(heading, overflow="fold")
+        for recipe in recipes.values():
+            old = found(out, recipe.name)
+            state = "-"
+            if old is not None:
+                state = f"{old.within} of {old.judged} within, scale {old.scale:g}, {duration(old.seconds)}"
+            table.add_row(recipe.name, recipe.reproduces, duration(recipe.seconds), state)
+        _print(table)
+        return
+    if name is None:
+        raise ConfigError("reproduce: which recipe? laconic reproduce --list shows them.")
+    result = reproduce(name, out=out, scale=scale, seed=seed)
+    for heading in ("", "ours", "paper", "expected", "tolerance", "within"):
+        table.add_column(heading, justify="left" if heading in ("", "within") else "right")
+    for row in result.rows:
+        table.add_row(*(cell.replace("**", "") for cell in cells(row)[:-1]))
+    _print(table)
+    if result.record["figure"] not in ("none", "figure.svg"):
+        typer.echo(f"figure {result.record['figure']}", err=True)
+    typer.echo(f"files  {result.folder}")
+
+
 def main() -> NoReturn:
     """The entry point: errors that the user can mend become one sentence and exit code 2."""
     from laconic.core.errors import UserError

@@ -17,7 +17,7 @@ SOURCE = Path(laconic.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 MODULES = {path: ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in FILES}
 
-# design.md: core ← {codecs, methods, models, data, privacy} ← engine ← {flower, report} ← experiment ← config ← cli.
+# core ← {codecs, methods, models, data, privacy} ← engine ← {flower, report} ← experiment ← config ← reproduce ← cli.
 _PARTS = {"codecs", "methods", "models", "data", "privacy"}
 _ENGINE = {"core", "engine", *_PARTS}
 _EXPERIMENT = {*_ENGINE, "flower", "report", "experiment"}
@@ -34,7 +34,8 @@ MAY_USE: dict[str, set[str]] = {
     "experiment": {*_ENGINE, "flower", "report"},
     "config": _EXPERIMENT,
     "progress": {"core", "engine"},
-    "cli": {*_EXPERIMENT, "config", "progress"},
+    "reproduce": {*_EXPERIMENT, "config"},
+    "cli": {*_EXPERIMENT, "config", "progress", "reproduce"},
     "testing": {*_EXPERIMENT, "config"},
     "__init__": {*_EXPERIMENT, "config", "testing"},
 }
@@ -110,6 +111,9 @@ def test_no_import_goes_against_the_arrows() -> None:
         ("engine/x.py", "from ..config import read_table"),
         ("experiment.py", "from . import config"),
         ("codecs/x.py", "import laconic.testing"),
+        ("privacy/x.py", "from laconic.methods import fedavg"),
+        ("engine/x.py", "from laconic.reproduce import reproduce"),
+        ("config.py", "from laconic.reproduce import reproduce"),
     ],
 )
 def test_the_walk_sees_a_wrong_arrow(file: str, line: str) -> None:
