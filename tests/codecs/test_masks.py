@@ -143,7 +143,7 @@ def test_bits_of_which_nothing_is_expected_go_along() -> None:
 
 @pytest.mark.parametrize("rounds", [1, 10])
 def test_a_mask_of_conv6_with_side_information_takes_less_than_a_third_of_a_second(rounds: int) -> None:
-    """Encoding and decoding 2,262,602 bits on one thread: the best of five, for others use this machine too."""
+    """Encoding and decoding 2,262,602 bits on one thread, in the processor's own time: others use this machine too."""
     size = 2_262_602
     theta, true = polarised(size, masks=10 * rounds)
     tree, shared = {"m": bits(size, true)}, Shared(KEY, expected={"m": theta})
@@ -151,10 +151,10 @@ def test_a_mask_of_conv6_with_side_information_takes_less_than_a_third_of_a_seco
     torch.set_num_threads(1)
     best = math.inf
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         blob, _ = codec.encode(tree, shared, {})
         decoded = codec.decode(blob, spec_of(tree), shared)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.process_time() - began)
     torch.set_num_threads(threads)
     assert torch.equal(decoded["m"], tree["m"])
     assert best <= 0.3

@@ -1,6 +1,7 @@
 """The papers' networks, their first weights, and a user's own module."""
 
 from laconic.models.catalogue import models
+from laconic.models.frozen import signed_constants
 from laconic.models.initial import initialize, load_state, num_parameters
 from laconic.models.plain import (
     cifarnet,
@@ -23,6 +24,7 @@ __all__ = [
     "initialize",
     "load_state",
     "num_parameters",
+    "signed_constants",
     "user_model",
     "cifarnet",
     "conv4",
