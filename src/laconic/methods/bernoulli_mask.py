@@ -393,7 +393,7 @@ def binary_entropy(share: float) -> float:
     >>> binary_entropy(0.5), binary_entropy(1.0)
     (1.0, 0.0)
     """
-    return -sum(p * math.log2(p) for p in (share, 1 - share) if p > 0)
+    return sum(p * math.log2(1 / p) for p in (share, 1 - share) if p > 0)
 
 
 def kept(frozen: Tensor, mask: Tensor) -> Tensor:
