@@ -53,6 +53,28 @@ def test_an_empty_file_is_a_run(made: Any) -> None:
     }
 
 
+def test_a_link_that_is_left_out_is_the_one_that_the_method_is_made_for(made: Any) -> None:
+    experiment = made("method.name=fedpm")
+    assert experiment.config["link"] == {"up": "mask", "down": "mask"}
+    link = experiment.simulation.agreement.link
+    assert (link.up.text, link.down.text) == ("mask", "mask")
+    mixed = made("method.name=fedmask", "link.up='mask:model=global'")
+    assert mixed.config["link"] == {"up": "mask:model=global", "down": "mask"}
+    plain = made("method.name=fedpm", "link.down=float32")
+    assert plain.config["link"] == {"up": "mask", "down": "float32"}
+    assert made("link.up=drive").config["link"] == {"up": "drive", "down": "float32"}
+
+
+def test_masks_settings_in_a_file(made: Any) -> None:
+    experiment = made("method.name=fedpm", "method.reset=4", "method.ste=theta", "method.lr=0.05")
+    method = experiment.simulation.method
+    assert (method.reset, method.ste, method.solver.lr, method.solver.batch_size) == (4, "theta", 0.05, 128)
+    assert experiment.config["method"]["local_epochs"] == 3
+    assert experiment.config["method"]["optimizer"] == "adam"
+    with pytest.raises(ConfigError, match="lambda0 must be finite and at least 1"):
+        made("method.name=fedpm", "method.lambda0=0.5")
+
+
 def test_the_file_of_the_issue(made: Any) -> None:
     experiment = made(
         text="""

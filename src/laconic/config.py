@@ -6,7 +6,7 @@ Every section is checked against the function that it is for, so that a file acc
     [data]    source = "digits" and its settings             laconic.data.sources, or "module.path:function"
     [model]   name = "mlp" and its settings, init, loss …    laconic.models.models, or "module.path:Name"
     [method]  name = "fedavg" and its settings               laconic.methods.methods
-    [link]    up, down                                       laconic.codecs.parse
+    [link]    up, down                                       laconic.codecs.parse; else what the method is made for
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _run(
     return _RunSettings(name, seed, checkpoint_every, device, schedule)
 
 
-def _link(*, up: str | list[str] = "float32", down: str | list[str] = "float32") -> dict[str, str]:
-    return {"up": parse(up).text, "down": parse(down).text}
+def _link(*, up: str | list[str] | None = None, down: str | list[str] | None = None) -> dict[str, str | None]:
+    return {way: None if text is None else parse(text).text for way, text in (("up", up), ("down", down))}
 
 
 def _model_extras(
@@ -111,6 +111,7 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
     federation = _federation(source, data_settings, seed=run.seed)
     task = make_task(federation, model_name, model_settings, device=run.device, **extras)
     simulation = prepare(method=method, task=task, federation=federation, schedule=run.schedule, seed=run.seed, **link)
+    agreed = simulation.agreement.link
     config: dict[str, dict[str, Any]] = {
         "run": resolved_settings(_run, table["run"]),
         "data": {
@@ -123,7 +124,7 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
             **extra_settings,
         },
         "method": {"name": method_name, **resolved_settings(methods[method_name], method_settings)},
-        "link": link,
+        "link": {"up": agreed.up.text, "down": agreed.down.text},
     }
     facts = {"model": model_name, "data": source}
     return Experiment(simulation, run.name, config, facts, run.checkpoint_every)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laconic import codecs
-from laconic.core import ClientInfo, Codec, ConfigError, Key, Loss, Method, Metric, Task, tree_sha256
+from laconic.core import ClientInfo, Codec, ConfigError, Key, Loss, Method, Metric, Task, preferred_link, tree_sha256
 from laconic.data import Federation, digits
 from laconic.engine import Link, Observer, Run, RunDirectory, Schedule, Simulation, execute, settings_text
 from laconic.methods import fedavg, methods
@@ -117,11 +117,14 @@ def prepare(
     federation: Federation,
     schedule: Schedule,
     seed: int,
-    up: CodecText | Codec = "float32",
-    down: CodecText | Codec = "float32",
+    up: CodecText | Codec | None = None,
+    down: CodecText | Codec | None = None,
 ) -> Simulation:
-    """A simulation from parts."""
-    link = Link(_codec(up), _codec(down))
+    """A simulation from parts. A codec that is not given is the one that the method is made for."""
+    preferred = preferred_link(method)
+    link = Link(
+        *(_codec(usual if given is None else given) for given, usual in zip((up, down), preferred, strict=True))
+    )
     return Simulation(method, task, federation, link, schedule, seed=seed)
 
 
@@ -137,8 +140,8 @@ def fit(
     rounds: int = 30,
     cohort: int = 10,
     seed: int = 0,
-    up: CodecText | Codec = "float32",
-    down: CodecText | Codec = "float32",
+    up: CodecText | Codec | None = None,
+    down: CodecText | Codec | None = None,
     loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
     init: Mapping[str, Tensor] | Path | str | None = None,
@@ -156,7 +159,8 @@ def fit(
 ) -> Run:
     """Train a model across the clients of a federation, with every byte counted.
 
-    With `out`, the run leaves its files in `out/name` and can be resumed.
+    With `out`, the run leaves its files in `out/name` and can be resumed. `up` and `down` are float32 unless given, or
+    what the method is made for (`mask` for `fedpm`).
 
     >>> import laconic as lc
     >>> run = lc.fit(method=lc.fedprox(mu=0.01), data=lc.data.digits(clients=10), rounds=2, cohort=5, workers=0)

@@ -50,6 +50,8 @@ from laconic.core import (
     Update,
     describe,
     isolated,
+    preferred_link,
+    prepared,
     resolve,
     spec_of,
     tree_sha256,
@@ -184,6 +186,15 @@ class Byzantine:
     def bind(self, task: Task) -> Byzantine:
         """The same for a task."""
         return replace(self, method=self.method.bind(task))
+
+    @property
+    def preferred_link(self) -> tuple[str, str]:
+        """As the method."""
+        return preferred_link(self.method)
+
+    def prepare(self, *, clients: int, cohort: int) -> Byzantine:
+        """As the method, if it wants to know."""
+        return replace(self, method=prepared(self.method, clients=clients, cohort=cohort))
 
     def init(self, key: Key) -> Tree:
         """As the method."""

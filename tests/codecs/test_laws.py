@@ -42,9 +42,15 @@ EVERY = (
     "threshold:level=0 | float16",
     "ef(topk:fraction=0.1 | eden:bits=4)",
     "ef(signsgd)",
+    "mask",
+    "mask:model=layer",
+    "mask:model=global",
+    "mask:model=raw",
+    "mask | eden:bits=2",
+    "ef(mask | drive)",
 )
 SHARED = Shared(Key.from_seed(5))
-UNBOUNDED = ("float32", "float16", "bfloat16", "topk", "randk", "threshold")
+UNBOUNDED = ("float32", "float16", "bfloat16", "topk", "randk", "threshold", "mask")
 
 
 def test_every_codec_is_examined() -> None:

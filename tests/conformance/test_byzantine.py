@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import laconic as lc
-from laconic.codecs import float32
-from laconic.core import ClientData, Codec, Method, Part, Shared, Spec, Tree, leaf_bytes, tree_sha256
+from laconic.codecs import float32, mask
+from laconic.core import ClientData, Codec, Method, Part, Shared, Spec, Tree, leaf_bytes, subtree, tree_sha256
 from laconic.engine import Link, Record, Run, Schedule, Simulation
 from laconic.methods import methods
 from laconic.testing import Byzantine, scaled, small_federation, small_task, with_nan
@@ -73,7 +73,10 @@ class Without:
         return FEDERATION.client(client)
 
 
-@pytest.mark.parametrize("name", list(methods))
+ONLY_BITS = {"fedpm", "fedmask"}  # whose clients send nothing that could be no number
+
+
+@pytest.mark.parametrize("name", [name for name in methods if name not in ONLY_BITS])
 def test_a_nan_is_refused_and_the_run_is_the_one_without_that_client(name: str) -> None:
     method = methods.build(name, SHORT)
     for bad in (0, 5):
@@ -86,6 +89,32 @@ def test_a_nan_is_refused_and_the_run_is_the_one_without_that_client(name: str) 
     # And where the last client never was, nothing else changes either: keys go by a client's own number.
     assert run(method, clients=Without())[0] == spoilt
     assert run(method)[0] != spoilt
+
+
+@pytest.mark.parametrize("name", sorted(ONLY_BITS))
+def test_liars_about_bits_are_one_vote_each(name: str) -> None:
+    """Whatever a liar sends is a mask, and moves a count by one at the most."""
+    method = methods.build(name, {**SHORT, "local_steps": 2})
+    counts = []
+    for liars in (set[int](), {1}):
+        flipped = Byzantine(method, liars, lambda message: {name: ~leaf for name, leaf in message.items()})
+        schedule = Schedule(rounds=1, cohort=FEDERATION.num_clients, workers=0)
+        simulation = Simulation(flipped, small_task(), FEDERATION, Link(mask(), mask()), schedule, seed=0)
+        assert [record["rejected"] for record in simulation] == [0]
+        counts.append(torch.cat([leaf.flatten() for leaf in subtree("ones", simulation.state.server).values()]))
+    assert int((counts[0] - counts[1]).abs().min()) == int((counts[0] - counts[1]).abs().max()) == 1
+
+
+@pytest.mark.parametrize("name", sorted(ONLY_BITS))
+def test_a_mask_that_is_cut_costs_that_clients_reply(name: str) -> None:
+    method = methods.build(name, SHORT)
+
+    def longer(message: Tree) -> Tree:
+        return {leaf: torch.cat([bits, bits]) for leaf, bits in message.items()}
+
+    spoilt, records = run(Byzantine(method, {1}, longer), up=mask())
+    assert [client for client, _ in rejections(records)] == [1] * ROUNDS
+    assert spoilt == run(Byzantine(method, {1}, fail), up=mask())[0]
 
 
 @pytest.mark.parametrize("bad", [{1, 2}, {0, 1, 2, 3, 4}])

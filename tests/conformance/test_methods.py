@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from laconic.codecs import parse
-from laconic.core import ClientInfo, Key, Method, Reply, Task, Tree, isolated, tree_sha256
+from laconic.core import ClientInfo, Key, Method, Reply, Task, Tree, isolated, prepared, tree_sha256
 from laconic.engine import Agreement, Link, Schedule, Simulation, sample_cohort, to_everyone
 from laconic.engine.workers import Job, Station
 from laconic.methods import (
@@ -30,8 +30,16 @@ SOLVER = Solver(lr=0.1, local_epochs=1, batch_size=4)
 FEDERATION = small_federation()
 
 
+NO_NORMALISATION = {"fedpm", "fedmask"}
+
+
 def build(name: str) -> Method:
     return methods.build(name, SHORT)
+
+
+def task_of(method: Method) -> Task:
+    """With running statistics, wherever the method allows them."""
+    return small_task(batch_norm=method.name not in NO_NORMALISATION)
 
 
 def simulation(
@@ -46,7 +54,7 @@ def simulation(
 ) -> Simulation:
     schedule = Schedule(rounds=rounds, cohort=cohort, workers=workers, eval_every=2)
     both = Link(parse(link), parse(link))
-    return Simulation(method, task or small_task(batch_norm=True), FEDERATION, both, schedule, seed=seed)
+    return Simulation(method, task or task_of(method), FEDERATION, both, schedule, seed=seed)
 
 
 def whole(run: Simulation) -> tuple[object, ...]:
@@ -62,7 +70,7 @@ def whole(run: Simulation) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("name", list(methods))
 def test_every_method_keeps_the_laws_over_float16(name: str) -> None:
-    check_method(build(name), task=small_task(batch_norm=True), lossy="float16")
+    check_method(build(name), task=task_of(build(name)), lossy="float16")
 
 
 @pytest.mark.parametrize("name", list(methods))
@@ -80,7 +88,7 @@ def is_ragged(method: Method) -> bool:
 
 
 @pytest.mark.parametrize("name", list(methods))
-@pytest.mark.parametrize("link", ["float32", "float16"])
+@pytest.mark.parametrize("link", ["float32", "float16", "mask"])
 def test_the_number_of_workers_does_not_matter(name: str, link: str) -> None:
     alone = whole(simulation(build(name), link=link, rounds=2))
     for workers in (1, 2, 3):
@@ -122,7 +130,7 @@ def test_the_seed_does_matter(name: str) -> None:
 
 def by_hand(method: Method, task: Task, rounds: int, cohort: int) -> Tree:
     """The algorithm without engine, codecs and bytes."""
-    bound = method.bind(task)
+    bound = prepared(method.bind(task), clients=FEDERATION.num_clients, cohort=cohort)
     agreement = Agreement(bound, Link(parse("float32"), parse("float32")), Key.from_seed(0))
     server = bound.init(agreement.key.fold_in("init"))
     personal: dict[int, Tree] = {}
@@ -142,7 +150,7 @@ def by_hand(method: Method, task: Task, rounds: int, cohort: int) -> Tree:
 
 @pytest.mark.parametrize("name", list(methods))
 def test_an_exact_link_gives_what_the_algorithm_gives_without_an_engine(name: str) -> None:
-    task = small_task(batch_norm=True)
+    task = task_of(build(name))
     run = simulation(build(name), task=task)
     whole(run)
     assert tree_sha256(by_hand(build(name), task, rounds=3, cohort=4)) == tree_sha256(run.state.server)

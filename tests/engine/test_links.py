@@ -338,6 +338,38 @@ def test_weights_are_not_sent_through_codecs_made_for_changes(method: str) -> No
     lc.fit(method=method, data=federation(), rounds=1, cohort=2, down="int8", workers=0)
 
 
+@pytest.mark.parametrize("down", ["mask", "mask | eden:bits=4", "mask | float16", "int8", "topk:fraction=0.01"])
+def test_counts_go_down_by_any_codec_and_come_as_they_are(down: str) -> None:
+    """`mask` codes them; the others are made for values, of which there are none."""
+    states = {
+        lc.fit(method="fedpm", data=federation(), rounds=2, cohort=2, down=way, workers=0).summary["state_sha256"]
+        for way in (down, "float32")
+    }
+    assert len(states) == 1
+
+
+def test_what_follows_mask_decides_what_goes_down() -> None:
+    """Weights of varying shape don't pass a sparsifier, with coded bits or without; for others, it sends changes."""
+    settings: dict[str, Any] = {"data": federation(), "rounds": 1, "cohort": 2, "workers": 0}
+    lc.fit(method="fedsparse", down="mask", up="mask | eden:bits=2", **settings)
+    lc.fit(method="fedsparse", down="mask | eden:bits=4", **settings)
+    with pytest.raises(ConfigError, match="made for changes"):
+        lc.fit(method="fedsparse", down="mask | topk:fraction=0.01", **settings)
+    assert ready("mask | drive").agreement.sends_changes
+    assert not ready("mask").agreement.sends_changes
+    assert not ready("mask | float16").agreement.sends_changes
+
+
+def test_a_link_that_is_left_out_is_the_methods_own() -> None:
+    settings: dict[str, Any] = {"data": federation(), "rounds": 1, "cohort": 2, "workers": 0}
+    summary = lc.fit(method="fedpm", **settings).summary
+    assert (summary["up"], summary["down"]) == ("mask", "mask")
+    summary = lc.fit(method="fedpm", up="float32", **settings).summary
+    assert (summary["up"], summary["down"]) == ("float32", "mask")
+    summary = lc.fit(**settings).summary
+    assert (summary["up"], summary["down"]) == ("float32", "float32")
+
+
 def test_codec_objects_serve_as_well_as_their_text() -> None:
     settings: dict[str, Any] = {"data": federation(), "rounds": 2, "cohort": 2, "workers": 0}
     text = lc.fit(up="topk:fraction=0.1 | eden:bits=4", **settings)

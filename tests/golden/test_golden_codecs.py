@@ -43,6 +43,11 @@ TEXTS = (
     "topk:fraction=0.1 | int8",
     "topk:fraction=0.3 | eden:bits=4",
     "ef(signsgd)",
+    "mask",
+    "mask:model=layer",
+    "mask:model=global",
+    "mask:model=raw",
+    "mask | eden:bits=2",
 )
 SHARED = Shared(Key.from_seed(2026))
 EXPECT = {"direction": Direction.UP, "round": 3, "client": 7, "fingerprint": b"golden!!"}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laconic.core import ClientInfo, ConfigError, Key, Part, Task, Tree, isolated, read_state, tree_sha256, write_state
-from laconic.methods import Gaussian, Laplace, Pull, Solver, adam, fedavg, fit, sgd
+from laconic.methods import Gaussian, Laplace, Latent, Pull, Solver, adam, fedavg, fit, sgd
 from laconic.methods.catalogue import methods
 from laconic.testing import small_federation, small_task
 
@@ -414,3 +415,72 @@ def test_clip_norm_shortens_long_gradients_only() -> None:
         assert torch.equal(a, b)
     with pytest.raises(ConfigError, match="clip_norm"):
         Solver(clip_norm=0.0)
+
+
+# --- something else in the place of the weights, and a memory ------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_what_stands_in_for_all_weights_is_trained_in_their_place(optimizer: Any) -> None:
+    """Logarithms of positive weights: what the solver moves is what autograd would have it move."""
+    task = Task(net)
+    first = {name: leaf.abs() + 0.1 for name, leaf in start(task).items()}
+    logs = [leaf.log() for leaf in first.values()]
+    solver = Solver(optimizer=optimizer, lr=0.05, local_steps=3, batch_size=17, clip_norm=0.5)
+
+    def draw(trained: list[Tensor]) -> tuple[Tree, list[Tensor]]:
+        weights = [leaf.exp().requires_grad_() for leaf in trained]
+        return dict(zip(first, weights, strict=True)), weights
+
+    def learn(trained: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+        return [gradient * leaf.exp() for gradient, leaf in zip(gradients, trained, strict=True)]
+
+    task.load(first)
+    fit(task, CLIENT.train, solver, round=1, key=KEY, latent=Latent(draw, learn, trained=logs))
+    assert tree_sha256(read_state(task.module)) == tree_sha256(first)  # nobody trained those
+
+    own = [leaf.log().requires_grad_() for leaf in first.values()]
+    make = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
+    steps: Any = make(own, lr=0.05)
+    x, y = CLIENT.train.tensors()
+    for _ in range(3):
+        steps.zero_grad()
+        weights = dict(zip(first, [leaf.exp() for leaf in own], strict=True))
+        F.cross_entropy(torch.func.functional_call(task.module, weights, (x,)), y).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(own, 0.5)
+        steps.step()
+    for ours, theirs in zip(logs, own, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        Solver(optimizer="adam", lr=0.05, batch_size=17),
+        Solver(lr=0.1, momentum=0.9, batch_size=17),
+        Solver(lr=0.1, batch_size=17),
+    ],
+    ids=["adam", "momentum", "sgd"],
+)
+def test_with_a_memory_two_fits_are_one(solver: Solver) -> None:
+    """The whole part is one batch, so that only the optimizer's state tells one fit of six steps from two of three."""
+    whole = fitted(replace(solver, local_steps=6))
+    task, memory = Task(net), Tree()
+    task.load(start(task))
+    ends = []
+    for _ in range(2):
+        before = tree_sha256(memory)
+        kept = dict(memory)
+        fit(task, CLIENT.train, replace(solver, local_steps=3), round=1, key=KEY, memory=memory)
+        assert tree_sha256(kept) == before  # tensors are replaced, not written to
+        ends.append(len(memory))
+    twice = read_state(task.module)
+    assert all(torch.allclose(twice[name], leaf, atol=1e-5) for name, leaf in whole.items())
+    remembers = solver.optimizer == "adam" or solver.momentum > 0
+    assert (ends[0] > 0) == remembers
+    task.load(start(task))
+    for _ in range(2):
+        fit(task, CLIENT.train, replace(solver, local_steps=3), round=1, key=KEY)
+    forgetful = read_state(task.module)
+    same = all(torch.allclose(forgetful[name], leaf, atol=1e-5) for name, leaf in whole.items())
+    assert same != remembers

@@ -21,6 +21,7 @@ from laconic.codecs.catalogue import (
     float16,
     float32,
     int8,
+    mask,
     parse,
     qsgd,
     randk,
@@ -35,6 +36,7 @@ from laconic.codecs.compose import Coder, Pipeline, Read, Stage, Write
 from laconic.codecs.dense import Floats
 from laconic.codecs.entropy import Entropy, read_indices, read_symbols, write_indices, write_symbols
 from laconic.codecs.feedback import ErrorFeedback, ef
+from laconic.codecs.masks import BitCoder, Coded, Plain
 from laconic.codecs.measure import Measurement, measure
 from laconic.codecs.quantize import Levels, LloydMax, Sign
 from laconic.codecs.rotate import Rotate
@@ -53,6 +55,7 @@ __all__ = [
     "float16",
     "float32",
     "int8",
+    "mask",
     "parse",
     "qsgd",
     "randk",
@@ -62,6 +65,8 @@ __all__ = [
     "threshold",
     "topk",
     # what codecs are made of
+    "BitCoder",
+    "Coded",
     "Coder",
     "Entropy",
     "ErrorFeedback",
@@ -69,6 +74,7 @@ __all__ = [
     "Levels",
     "LloydMax",
     "Pipeline",
+    "Plain",
     "RandomK",
     "Read",
     "Rotate",

@@ -21,6 +21,7 @@ from laconic.codecs.compose import Coder, Pipeline, Stage
 from laconic.codecs.dense import Floats
 from laconic.codecs.entropy import Entropy
 from laconic.codecs.feedback import ef
+from laconic.codecs.masks import Coded, MaskModel
 from laconic.codecs.quantize import Levels, LloydMax, Sign
 from laconic.codecs.rotate import Rotate
 from laconic.codecs.sparsify import RandomK, Threshold, TopK
@@ -149,8 +150,14 @@ def threshold(level: float, *, per_leaf: bool = False) -> Pipeline:
     return _codec(Threshold(level), coder=Floats(), per_leaf=per_leaf)
 
 
+@_entry
+def mask(*, model: MaskModel = "shared") -> Pipeline:
+    """Bits and counts entropy coded, with what both ends expect of them; float32 values unless a codec follows."""
+    return replace(_codec(coder=Floats()), bits=Coded(model), values_id=CodecId.FLOAT32)
+
+
 _RECIPES: list[Callable[..., Codec]] = [float32, float16, bfloat16, int8, signsgd, signsgd_mv, terngrad, qsgd]
-_RECIPES += [drive, drive_mse, eden, topk, randk, threshold]
+_RECIPES += [drive, drive_mse, eden, topk, randk, threshold, mask]
 codecs = Registry("codec", _RECIPES)
 """Every codec that a configuration can name (besides compositions and `ef`)."""
 

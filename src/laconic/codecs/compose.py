@@ -30,10 +30,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from laconic.codecs.masks import BitCoder, Plain
 from laconic.codecs.stream import Sink, Source
-from laconic.codecs.vector import floating, from_vector, read_exact, to_vector, write_exact
+from laconic.codecs.vector import floating, from_vector, to_vector
 from laconic.codecs.wire import CodecId
 from laconic.core import ConfigError, Key, Shared, Spec, Tree, num_values, resolve, spec_of
+
+_PLAIN = Plain()
 
 
 class Write(Protocol):
@@ -90,8 +93,8 @@ class Coder(Protocol):
 class Pipeline:
     """Stages, then a coder, on all floating-point leaves as one vector, or on each by itself (`per_leaf`).
 
-    Leaves of other types pass losslessly, and first: the lengths of ragged leaves follow from them. The state is empty:
-    wrap it in `ef` for error feedback.
+    Leaves of other types pass losslessly, and first: the lengths of ragged leaves follow from them. `bits` says how
+    they are written. The state is empty: wrap it in `ef` for error feedback.
 
     >>> import torch
     >>> from laconic.codecs import topk, eden
@@ -108,15 +111,21 @@ class Pipeline:
     text: str
     id: int
     per_leaf: bool = False
+    bits: BitCoder = _PLAIN
+    values_id: int = 0
+    """The number of the codec that floating-point values meet, where it is another than `id`: b's in `mask | b`."""
 
     def __post_init__(self) -> None:
         if any(stage.quantizes for stage in self.stages[:-1]):
             raise ConfigError(f"{self.text}: nothing can follow a stage that quantizes.")
 
     def __or__(self, then: Pipeline) -> Pipeline:
-        """This codec's stages, then those of another, and its coder."""
-        if not self.stages or self.stages[-1].quantizes:
+        """This codec's stages, then those of another, and its coder; one of the two may say how bits are written."""
+        codes_bits = self.bits != _PLAIN
+        if not (self.stages or codes_bits) or any(stage.quantizes for stage in self.stages[-1:]):
             raise ConfigError(f"{self.text} | {then.text}: {self.text} ends in bytes, nothing can follow it.")
+        if codes_bits and then.bits != _PLAIN:
+            raise ConfigError(f"{self.text} | {then.text}: bits are coded once; leave one of the two out.")
         return replace(
             self,
             stages=self.stages + then.stages,
@@ -124,6 +133,8 @@ class Pipeline:
             text=f"{self.text} | {then.text}",
             id=CodecId.CHAIN,
             per_leaf=self.per_leaf or then.per_leaf,
+            bits=self.bits if codes_bits else then.bits,
+            values_id=CodecId.CHAIN if self.stages else then.values_id or then.id,
         )
 
     def init_state(self, spec: Spec) -> Tree:
@@ -141,7 +152,7 @@ class Pipeline:
     def decode(self, blob: bytes, spec: Spec, shared: Shared) -> Tree:
         """The tree that a payload stands for."""
         source = Source(blob)
-        decoded = read_exact(source, spec, shared.exact)
+        decoded = self.bits.decode(source, spec, shared)
         spec = resolve(spec, decoded)
         for key, part in self._parts(spec, shared):
             decoded |= from_vector(self._reader(source, key)(num_values(part)), part)
@@ -156,7 +167,7 @@ class Pipeline:
 
     def _written(self, tree: Tree, shared: Shared) -> Sink:
         sink = Sink()
-        write_exact(tree, sink, shared.exact)
+        self.bits.encode(tree, shared, sink)
         for key, part in self._parts(spec_of(tree), shared):
             self._writer(sink, key)(to_vector({name: tree[name] for name in part}))
         return sink

@@ -56,7 +56,9 @@ class IndexCode(IntEnum):
     TABLE = 2
 
 
-class _Candidate(NamedTuple):
+class Candidate(NamedTuple):
+    """A code that could be used: how long it would be, its byte, and how to write it."""
+
     num_bytes: float
     code: int
     write: Callable[[Sink], None]
@@ -91,26 +93,24 @@ def write_symbols(sink: Sink, symbols: Tensor, alphabet: int, *, given: Tensor |
     costs = -np.log2(counts[present] / size)
     entropy = float(counts[present] @ costs)
     if len(present) == 1:
-        candidates = [_Candidate(0, Code.CONSTANT, lambda sink: sink.write_uint(int(present[0])))]
+        candidates = [Candidate(0, Code.CONSTANT, lambda sink: sink.write_uint(int(present[0])))]
     else:
         table = np.zeros(alphabet, np.uint8)
         table[present] = np.minimum(np.rint(8 * costs), 254) + 1
         cross = -float(counts[present] @ np.log2(_weights(table)[1]))
         candidates = [
-            _Candidate(
-                _width(alphabet) * -(-size // 8), Code.PACKED, lambda sink: _write_packed(sink, array, alphabet)
-            ),
-            _Candidate(alphabet + _coded_bytes(cross), Code.STATIC, lambda sink: _write_static(sink, array, table)),
+            Candidate(_width(alphabet) * -(-size // 8), Code.PACKED, lambda sink: _write_packed(sink, array, alphabet)),
+            Candidate(alphabet + coded_bytes(cross), Code.STATIC, lambda sink: _write_static(sink, array, table)),
         ]
     if alphabet == 2:
         candidates.append(
-            _Candidate(_coded_bytes(_adaptive_bits(array)), Code.ADAPTIVE, lambda sink: _write_adaptive(sink, array))
+            Candidate(coded_bytes(_adaptive_bits(array)), Code.ADAPTIVE, lambda sink: _write_adaptive(sink, array))
         )
     if given is not None:
         cross = sum(float(part.sum()) for part in _surprises(array, given))
         entropy = min(entropy, cross)
-        candidates.append(_Candidate(_coded_bytes(cross), Code.GIVEN, lambda sink: _write_given(sink, array, given)))
-    _write_shortest(sink, candidates, ideal_bits=entropy)
+        candidates.append(Candidate(coded_bytes(cross), Code.GIVEN, lambda sink: _write_given(sink, array, given)))
+    write_shortest(sink, candidates, ideal_bits=entropy)
 
 
 def read_symbols(source: Source, size: int, alphabet: int, *, given: Tensor | None = None) -> Tensor:
@@ -153,7 +153,7 @@ def write_indices(sink: Sink, index: Indices, size: int) -> None:
     table = np.zeros(int(present[-1]) + 1, np.uint8)
     table[present] = np.minimum(np.rint(-8 * np.log2(counts[present] / len(steps))), 254) + 1
 
-    def gap_code(code: IndexCode, probabilities: Probabilities, table_bytes: int) -> _Candidate:
+    def gap_code(code: IndexCode, probabilities: Probabilities, table_bytes: int) -> Candidate:
         bits = shift * count - float(counts[present] @ np.log2(np.maximum(probabilities, 2.0**-24)))
 
         def write(sink: Sink) -> None:
@@ -166,9 +166,9 @@ def write_indices(sink: Sink, index: Indices, size: int) -> None:
                 coder.encode_reverse(low, constriction.stream.model.Uniform(1 << shift))
             used = steps if code == IndexCode.GEOMETRIC else _ranks(steps, table)
             coder.encode_reverse(used, _gap_model(code, table, count, size, shift))
-            _write_words(sink, coder.get_compressed())
+            write_words(sink, coder.get_compressed())
 
-        return _Candidate(table_bytes + _coded_bytes(bits), code, write)
+        return Candidate(table_bytes + coded_bytes(bits), code, write)
 
     candidates = []
     if 4 * count <= size:
@@ -181,8 +181,8 @@ def write_indices(sink: Sink, index: Indices, size: int) -> None:
         draft = Sink()
         write_symbols(draft, bitmap, 2)
         coded = draft.getvalue()
-        candidates.append(_Candidate(len(coded), IndexCode.BITMAP, lambda sink: sink.write(coded)))
-    _write_shortest(sink, candidates, ideal_bits=log2_choose(size, count))
+        candidates.append(Candidate(len(coded), IndexCode.BITMAP, lambda sink: sink.write(coded)))
+    write_shortest(sink, candidates, ideal_bits=log2_choose(size, count))
 
 
 def read_indices(source: Source, count: int, size: int) -> Indices:
@@ -202,12 +202,12 @@ def read_indices(source: Source, count: int, size: int) -> Indices:
     shift = _gap_shift(count, size)
     table = source.array(source.read_uint(_ESCAPE + 1)) if code == IndexCode.TABLE else np.zeros(0, np.uint8)
     total = count + source.read_uint((size >> shift) // _ESCAPE)
-    with _guarded():
-        coder = constriction.stream.stack.AnsCoder(_read_words(source))
+    with guarded():
+        coder = constriction.stream.stack.AnsCoder(read_words(source))
         model = _gap_model(IndexCode(code), table, count, size, shift)
         steps = coder.decode(model, total)
         low = coder.decode(constriction.stream.model.Uniform(1 << shift), count) if shift else np.zeros(count, np.int32)
-        _check_empty(coder)
+        check_empty(coder)
     if code == IndexCode.TABLE:
         steps = np.take(np.flatnonzero(table).astype(np.int32), steps)
     ends = steps < _ESCAPE
@@ -232,7 +232,8 @@ def log2_choose(size: int, count: int) -> float:
 # --- the codes ----------------------------------------------------------------------------------------------------
 
 
-def _write_shortest(sink: Sink, candidates: list[_Candidate], *, ideal_bits: float) -> None:
+def write_shortest(sink: Sink, candidates: list[Candidate], *, ideal_bits: float) -> None:
+    """Write the byte of the shortest code, and the code; all of it is worth `ideal_bits`."""
     shortest = min(candidates, key=lambda candidate: candidate.num_bytes)
     before = sink.ideal_bits
     sink.write(bytes([shortest.code]))
@@ -264,19 +265,19 @@ def _write_static(sink: Sink, symbols: Symbols, table: npt.NDArray[np.uint8]) ->
     sink.write(table.tobytes())
     coder = constriction.stream.stack.AnsCoder()
     coder.encode_reverse(_ranks(symbols, table), _categorical(_weights(table)[1]))
-    _write_words(sink, coder.get_compressed())
+    write_words(sink, coder.get_compressed())
 
 
 def _read_static(source: Source, size: int, alphabet: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     present, probabilities = _weights(source.array(alphabet))
     symbols = np.empty(size, dtype)
-    with _guarded():
-        coder = constriction.stream.stack.AnsCoder(_read_words(source))
+    with guarded():
+        coder = constriction.stream.stack.AnsCoder(read_words(source))
         model = _categorical(probabilities)
         for part in _slices(size):
             ranks = coder.decode(model, part.stop - part.start)
             symbols[part] = ranks if len(present) == alphabet else np.take(present, ranks)
-        _check_empty(coder)
+        check_empty(coder)
     return symbols
 
 
@@ -284,19 +285,19 @@ def _write_adaptive(sink: Sink, bits: Symbols) -> None:
     coder = constriction.stream.queue.RangeEncoder()
     ones = total = 0
     for block in np.split(bits, range(_BLOCK, len(bits), _BLOCK)):
-        coder.encode(block.astype(np.int32), _bernoulli((2 * ones + 1) / (2 * total + 2)))
+        coder.encode(block.astype(np.int32), bernoulli((2 * ones + 1) / (2 * total + 2)))
         ones, total = _adapted(ones, total, int(block.sum()), len(block))
-    _write_words(sink, coder.get_compressed())
+    write_words(sink, coder.get_compressed())
 
 
 def _read_adaptive(source: Source, size: int) -> npt.NDArray[np.uint8]:
     bits = np.empty(size, np.uint8)
     ones = total = 0
-    with _guarded():
-        coder = constriction.stream.queue.RangeDecoder(_read_words(source))
+    with guarded():
+        coder = constriction.stream.queue.RangeDecoder(read_words(source))
         for start in range(0, size, _BLOCK):
             block = bits[start : start + _BLOCK]
-            block[:] = coder.decode(_bernoulli((2 * ones + 1) / (2 * total + 2)), len(block))
+            block[:] = coder.decode(bernoulli((2 * ones + 1) / (2 * total + 2)), len(block))
             ones, total = _adapted(ones, total, int(block.sum()), len(block))
         if not coder.maybe_exhausted():
             raise PayloadError("symbols", "more coded bits than symbols")
@@ -327,17 +328,17 @@ def _write_given(sink: Sink, bits: Symbols, given: Tensor) -> None:
     model = constriction.stream.model.Bernoulli(perfect=False)
     for part in reversed(_slices(len(bits))):
         coder.encode_reverse(bits[part].astype(np.int32), model, _clipped(given[part]))
-    _write_words(sink, coder.get_compressed())
+    write_words(sink, coder.get_compressed())
 
 
 def _read_given(source: Source, given: Tensor) -> npt.NDArray[np.uint8]:
     bits = np.empty(len(given), np.uint8)
     model = constriction.stream.model.Bernoulli(perfect=False)
-    with _guarded():
-        coder = constriction.stream.stack.AnsCoder(_read_words(source))
+    with guarded():
+        coder = constriction.stream.stack.AnsCoder(read_words(source))
         for part in _slices(len(bits)):
             bits[part] = coder.decode(model, _clipped(given[part]))
-        _check_empty(coder)
+        check_empty(coder)
     return bits
 
 
@@ -399,7 +400,8 @@ def _categorical(probabilities: Probabilities) -> Any:
     return constriction.stream.model.Categorical(probabilities, perfect=False)
 
 
-def _bernoulli(probability: float) -> Any:
+def bernoulli(probability: float) -> Any:
+    """constriction's model of bits that are 1 with this probability."""
     return constriction.stream.model.Bernoulli(probability, perfect=False)
 
 
@@ -410,26 +412,30 @@ def _clipped(given: Tensor) -> Probabilities:
 # --- constriction's words -----------------------------------------------------------------------------------------
 
 
-def _coded_bytes(bits: float) -> float:
+def coded_bytes(bits: float) -> float:
+    """About how many bytes coded words take, from the bits that their symbols cost."""
     return 4 + bits / 8 + 2
 
 
-def _write_words(sink: Sink, words: Words) -> None:
+def write_words(sink: Sink, words: Words) -> None:
+    """What constriction made, after its length."""
     sink.write_uint(len(words))
     sink.write(words.astype("<u4").tobytes())
 
 
-def _read_words(source: Source) -> Words:
+def read_words(source: Source) -> Words:
+    """What `write_words` wrote."""
     return np.frombuffer(source.read(4 * source.read_uint(source.left // 4)), "<u4").astype(np.uint32)
 
 
-def _check_empty(coder: Any) -> None:
+def check_empty(coder: Any) -> None:
+    """Refuse a code of which something is left when all symbols are read."""
     if not coder.is_empty():
         raise PayloadError("symbols", "more coded bits than symbols")
 
 
 @contextmanager
-def _guarded() -> Iterator[None]:
+def guarded() -> Iterator[None]:
     """Nothing but `PayloadError` leaves, not even a panic of the Rust library, which is not an `Exception`."""
     try:
         yield

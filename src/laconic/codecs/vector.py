@@ -102,6 +102,8 @@ def _exact(source: Source, leaf: Leaf) -> Tensor:
     raw = source.array(_exact_bytes(leaf))
     if leaf.dtype == torch.bool:
         return torch.from_numpy(unpack_bits(raw, leaf.size)).view(torch.bool).reshape(leaf.shape)
+    if not leaf.size:
+        return torch.zeros(leaf.shape, dtype=leaf.dtype)  # nothing cannot be viewed as another type
     return torch.from_numpy(raw.copy()).view(leaf.dtype).reshape(leaf.shape)
 
 

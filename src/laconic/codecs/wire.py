@@ -57,6 +57,7 @@ class CodecId(IntEnum):
     RANDK = 49
     THRESHOLD = 50
     CHAIN = 64
+    MASK = 65
     CUSTOM = 0x8000
     """This and everything above it is for users' own codecs."""
 

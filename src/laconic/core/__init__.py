@@ -11,7 +11,19 @@ from laconic.core.errors import (
     did_you_mean,
 )
 from laconic.core.objects import find_object
-from laconic.core.protocols import Artifact, Codec, Compact, Method, Predictor, Reply, Shared, Update
+from laconic.core.protocols import (
+    Artifact,
+    Codec,
+    Compact,
+    Method,
+    Predictor,
+    Prepares,
+    Reply,
+    Shared,
+    Update,
+    preferred_link,
+    prepared,
+)
 from laconic.core.random import Key, isolated
 from laconic.core.registry import Registry, checked_settings, flat, resolved_settings
 from laconic.core.task import Loss, Metric, Task, accuracy, bound_task, read_state, write_state
@@ -49,6 +61,7 @@ __all__ = [
     "Part",
     "PayloadError",
     "Predictor",
+    "Prepares",
     "Registry",
     "Reply",
     "RunError",
@@ -71,7 +84,9 @@ __all__ = [
     "leaf_bytes",
     "map_tree",
     "num_values",
+    "preferred_link",
     "prefixed",
+    "prepared",
     "read_state",
     "resolve",
     "resolved_settings",

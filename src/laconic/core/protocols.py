@@ -86,11 +86,23 @@ class Compact(Protocol):
         ...
 
 
+@runtime_checkable
+class Prepares(Protocol):
+    """A method that wants to know how many of how many clients take part in a round. See `prepared`."""
+
+    def prepare(self, *, clients: int, cohort: int) -> Method:
+        """The same method for cohorts of this size."""
+        ...
+
+
 class Method(Protocol):
     """Both halves of an algorithm, written for one client; a frozen dataclass of hyper-parameters.
 
     `bind` gives it the task of a run. Every other function is pure: inputs are never changed, all state goes in
     and comes out.
+
+    A method may have more: `preferred_link` (two codecs in a configuration's words: what a run uses that names none),
+    `prepare` (see `Prepares`) and `artifact` (see `Compact`).
     """
 
     @property
@@ -191,3 +203,14 @@ class Codec(Protocol):
     def decode(self, blob: bytes, spec: Spec, shared: Shared) -> Tree:
         """The tree that the bytes stand for."""
         ...
+
+
+def prepared(method: Method, *, clients: int, cohort: int) -> Method:
+    """A bound method, told the size of a cohort where it wants to know: what an engine runs."""
+    return method.prepare(clients=clients, cohort=cohort) if isinstance(method, Prepares) else method
+
+
+def preferred_link(method: Method) -> tuple[str, str]:
+    """The codecs up and down that a method's messages are made for, `method.preferred_link`; float32 if it has none."""
+    up, down = getattr(method, "preferred_link", ("float32", "float32"))
+    return up, down

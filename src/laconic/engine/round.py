@@ -100,14 +100,18 @@ class Agreement:
 
         Changes need a broadcast that all clients share and whose leaves keep their shapes.
         """
-        if self.link.down.id in _WHOLE or self.method.per_client:
+        if _values_id(self.link.down) in _WHOLE or self.method.per_client:
             return False
         spec = self.method.broadcast_spec(EVERYONE, self.round_key(0))
         return all(leaf.dtype.is_floating_point and leaf.length is None for leaf in spec.values())
 
     def check_downlink(self) -> None:
-        """Refuse a codec that is made for changes where only whole weights can be sent."""
-        if not self.sends_changes and self.link.down.id not in _BEARABLE:
+        """Refuse a codec that is made for changes where only whole weights can be sent; bits and counts pass any."""
+        if self.sends_changes or _values_id(self.link.down) in _BEARABLE:
+            return
+        if any(
+            leaf.dtype.is_floating_point for leaf in self.method.broadcast_spec(EVERYONE, self.round_key(0)).values()
+        ):
             raise ConfigError(
                 f"link.down = {self.link.down.text!r} is made for changes, but {self.method.name} sends weights of "
                 "varying shape; use float32, float16, bfloat16, int8 or eden on the way down."
@@ -124,6 +128,11 @@ class Agreement:
     def client_key(self, client: ClientInfo) -> Key:
         """What the server and one client share in a round."""
         return self.round_key(client.round).fold_in("client", client.id)
+
+
+def _values_id(codec: Codec) -> int:
+    """The number of the codec that floating-point values meet: `mask` says how bits are coded, and passes values on."""
+    return getattr(codec, "values_id", 0) or codec.id
 
 
 @dataclass(frozen=True)

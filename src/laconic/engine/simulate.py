@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from laconic.core import ClientInfo, Codec, ConfigError, Key, Method, PayloadError, Reply, Task, Tree, flat
+from laconic.core import ClientInfo, Codec, ConfigError, Key, Method, PayloadError, Reply, Task, Tree, flat, prepared
 from laconic.engine.cohort import sample_cohort
 from laconic.engine.downlink import Downlink
 from laconic.engine.ledger import Ledger
@@ -92,7 +92,8 @@ class Simulation:
             )
         self.schedule, self.clients, self.seed = schedule, clients, seed
         settings = settings_text(method)
-        self.agreement = Agreement(method.bind(task), link, Key.from_seed(seed), settings=settings)
+        bound = prepared(method.bind(task), clients=clients.num_clients, cohort=schedule.cohort)
+        self.agreement = Agreement(bound, link, Key.from_seed(seed), settings=settings)
         self.state = State(0, self.agreement.method.init(self.agreement.key.fold_in("init")))
         # What does not go together is said before any worker starts.
         self.agreement.check_downlink()

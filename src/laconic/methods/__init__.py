@@ -1,6 +1,18 @@
 """Methods: what a client learns, what it sends and how the server combines it."""
 
-from laconic.methods.catalogue import fedavg, feddrop, fedensemble, fedmedian, fedopt, fedprox, fedsparse, methods
+from laconic.methods.bernoulli_mask import BernoulliMask
+from laconic.methods.catalogue import (
+    fedavg,
+    feddrop,
+    fedensemble,
+    fedmask,
+    fedmedian,
+    fedopt,
+    fedpm,
+    fedprox,
+    fedsparse,
+    methods,
+)
 from laconic.methods.em import EM, Prior, Start, Vote, weighted_mean
 from laconic.methods.gaussian import Gaussian
 from laconic.methods.laplace import Laplace, median
@@ -11,6 +23,7 @@ from laconic.methods.spike_slab import SpikeSlab
 from laconic.methods.submodel import SubModel
 
 __all__ = [
+    "BernoulliMask",
     "EM",
     "Fit",
     "Gaussian",
@@ -29,8 +42,10 @@ __all__ = [
     "fedavg",
     "feddrop",
     "fedensemble",
+    "fedmask",
     "fedmedian",
     "fedopt",
+    "fedpm",
     "fedprox",
     "fedsparse",
     "fit",

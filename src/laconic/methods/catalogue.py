@@ -5,9 +5,11 @@ Each function's keyword-only parameters are what `[method]` in a configuration m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from laconic.core import Method, Registry
+from laconic.methods.bernoulli_mask import MASK_SOLVER, BernoulliMask, Evaluate, Reset, Ste
 from laconic.methods.em import EM, Weighting
 from laconic.methods.gaussian import Gaussian
 from laconic.methods.laplace import Laplace
@@ -16,6 +18,7 @@ from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Solver
 from laconic.methods.spike_slab import PRESETS, Sparsity, SpikeSlab, one_of
 from laconic.methods.submodel import SubModel
+from laconic.models.frozen import FrozenScale
 
 
 def fedavg(*, weighting: Weighting = "uniform", solver: Solver = Solver()) -> EM:
@@ -123,4 +126,57 @@ def feddrop(
     return SubModel("feddrop", conv_rate, fc_rate, first_rate, streams, scale, solver, server, weighting)
 
 
-methods: Registry[Method] = Registry("method", [fedavg, fedprox, fedopt, fedmedian, fedensemble, fedsparse, feddrop])
+def fedpm(
+    *,
+    lambda0: float = 1.0,
+    reset: Reset = "auto",
+    ste: Ste = "identity",
+    persist_optimizer: bool = False,
+    scale: FrozenScale = "e",
+    shrink: float = 0.01,
+    evaluate: Evaluate = "threshold",
+    threshold: float = 0.5,
+    samples: int = 5,
+    solver: Solver = MASK_SOLVER,
+) -> BernoulliMask:
+    """A mask of a frozen random network is learnt, and one bit per parameter sent (Isik et al., 2023)."""
+    return BernoulliMask(
+        "fedpm",
+        True,
+        lambda0,
+        reset,
+        ste,
+        persist_optimizer,
+        scale,
+        shrink,
+        evaluate,
+        threshold,
+        samples,
+        solver,
+    )
+
+
+def fedmask(
+    *,
+    persist_optimizer: bool = False,
+    scale: FrozenScale = "e",
+    shrink: float = 0.01,
+    threshold: float = 0.5,
+    solver: Solver = MASK_SOLVER,
+) -> BernoulliMask:
+    """FedPM without chance: masks are what is more likely than not (Li et al., 2021, as the FedPM paper has it)."""
+    return BernoulliMask(
+        "fedmask",
+        False,
+        reset=1,
+        persist_optimizer=persist_optimizer,
+        scale=scale,
+        shrink=shrink,
+        threshold=threshold,
+        solver=solver,
+    )
+
+
+_RECIPES: list[Callable[..., Method]] = [fedavg, fedprox, fedopt, fedmedian, fedensemble, fedsparse, feddrop]
+_RECIPES += [fedpm, fedmask]
+methods: Registry[Method] = Registry("method", _RECIPES)

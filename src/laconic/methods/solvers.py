@@ -2,7 +2,8 @@
 
 A prior takes part through a `Pull`: it may add to the gradient before a step (Gaussian, mixture) and it may move the
 weights after it (the proximal step of the Laplace prior). A prior with latent variables beside the weights (gates,
-masks) takes part through a `Latent`: it draws them for every mini-batch and learns their distribution.
+masks) takes part through a `Latent`: it draws them for every mini-batch and learns their distribution, beside the
+weights or in their place.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from laconic.core import ConfigError, Key, Part, Task, flat
+from laconic.core import ConfigError, Key, Part, Task, Tree, flat, prefixed, subtree
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 Step = Callable[[list[Tensor]], None]
@@ -93,8 +94,11 @@ class Latent(NamedTuple):
 
     draw: Callable[[list[Tensor]], tuple[Mapping[str, Tensor], list[Tensor]]]
     """(weights): the leaves that stand in for the module's own, by name, and the draws that they depend on."""
-    learn: Callable[[list[Tensor], list[Tensor]], None]
+    learn: Callable[[list[Tensor], list[Tensor]], list[Tensor] | None]
     """(weights, gradients by the draws): moves the distribution that draws come from."""
+    trained: list[Tensor] | None = None
+    """What the solver moves in the place of the module's weights, where draws stand in for all of them. It takes the
+    weights' part everywhere, and `learn` gives the gradients by it."""
 
 
 class Fit(NamedTuple):
@@ -113,15 +117,22 @@ def fit(
     key: Key,
     pull: Pull | None = None,
     latent: Latent | None = None,
+    memory: Tree | None = None,
 ) -> Fit:
-    """Train `task.module` from the weights that it holds on one client's examples, in place."""
+    """Train `task.module` from the weights that it holds on one client's examples, in place.
+
+    With `memory`, the optimizer goes on from what it holds, and leaves there what the next fit may go on from.
+    """
     pull = pull or Pull()
     module = task.module.train()
     # Batch normalisation cannot be trained on one example: such a remainder of an epoch is passed over.
     smallest = 2 if any(isinstance(layer, _BATCH_NORMS) for layer in module.modules()) else 1
     weights: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+    own = weights
+    if latent is not None and latent.trained is not None:
+        weights, own = latent.trained, []
     lr = solver.rate(round=round)
-    step = _STEPS[solver.optimizer](weights, lr, solver)
+    step = _STEPS[solver.optimizer](weights, lr, solver, memory)
     total, steps = torch.zeros((), device=task.device), 0
     for x, y in _batches(part, solver, key, smallest=smallest):
         x, y = x.to(task.device), y.to(task.device)
@@ -131,11 +142,11 @@ def fit(
         else:
             stand_ins, draws = latent.draw(weights)
             loss = task.loss(torch.func.functional_call(module, dict(stand_ins), (x,)), y)
-        gradients = list(torch.autograd.grad(loss, [*weights, *draws], allow_unused=True, materialize_grads=True))
+        gradients = list(torch.autograd.grad(loss, [*own, *draws], allow_unused=True, materialize_grads=True))
         with torch.no_grad():
             if latent is not None:
-                latent.learn(weights, gradients[len(weights) :])
-                del gradients[len(weights) :]
+                learnt = latent.learn(weights, gradients[len(own) :])
+                gradients = gradients[: len(own)] if learnt is None else learnt
             if solver.clip_norm is not None:
                 gradients = _clipped(gradients, solver.clip_norm)
             if pull.gradient is not None:
@@ -172,8 +183,8 @@ def _clipped(gradients: list[Tensor], limit: float) -> list[Tensor]:
     return list(torch._foreach_mul(gradients, (limit / norm).clamp(max=1.0)))
 
 
-def _sgd_step(weights: list[Tensor], lr: float, solver: Solver) -> Step:
-    velocity: list[Tensor] = []
+def _sgd_step(weights: list[Tensor], lr: float, solver: Solver, memory: Tree | None = None) -> Step:
+    velocity: list[Tensor] = [] if memory is None else [leaf.clone() for leaf in memory.values()]
 
     def step(gradients: list[Tensor]) -> None:
         # Not in place: autograd's own tensors may be views of each other.
@@ -186,19 +197,27 @@ def _sgd_step(weights: list[Tensor], lr: float, solver: Solver) -> Step:
             else:
                 velocity.extend(gradient.clone() for gradient in gradients)
             gradients = velocity
+            if memory is not None:
+                memory.update({f"{i}/velocity": leaf for i, leaf in enumerate(velocity)})
         torch._foreach_add_(weights, gradients, alpha=-lr)
 
     return step
 
 
-def _adam_step(weights: list[Tensor], lr: float, solver: Solver) -> Step:
+def _adam_step(weights: list[Tensor], lr: float, solver: Solver, memory: Tree | None = None) -> Step:
     optimizer = torch.optim.Adam(weights, lr=lr, weight_decay=solver.weight_decay)
+    for i, weight in enumerate(weights):
+        if kept := subtree(str(i), memory or {}):
+            optimizer.state[weight] = {name: leaf.clone() for name, leaf in kept.items()}
 
     def step(gradients: list[Tensor]) -> None:
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient
         optimizer.step()
         optimizer.zero_grad()
+        if memory is not None:
+            for i, weight in enumerate(weights):
+                memory.update(prefixed(str(i), optimizer.state[weight]))
 
     return step
 

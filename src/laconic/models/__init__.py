@@ -4,6 +4,7 @@ from laconic.models.anatomy import Anatomy, dissect
 from laconic.models.assemble import artifact_of, assemble
 from laconic.models.catalogue import models
 from laconic.models.ensemble import Ensemble
+from laconic.models.frozen import signed_constants
 from laconic.models.groups import Groups, find_groups
 from laconic.models.initial import initialize, load_state, named_scheme, num_parameters
 from laconic.models.plain import (
@@ -29,6 +30,7 @@ __all__ = [
     "load_state",
     "named_scheme",
     "num_parameters",
+    "signed_constants",
     "user_model",
     # surgery: what units a model has, and the model without some of them
     "Anatomy",
