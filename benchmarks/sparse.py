@@ -1,4 +1,4 @@
-"""What sparsity costs and saves: turns of FedSparse and FedDrop clients against FedAvg, and the speed of a smaller model.
+"""What sparsity costs and saves: turns of FedSparse and FedDrop clients against FedAvg, the speed of smaller models.
 
 Ratios are medians of interleaved repetitions in one run. `python -m benchmarks.sparse`; run it with nothing else going.
 """

@@ -27,17 +27,18 @@ MAY_USE: dict[str, set[str]] = {
     "models": {"core"},
     "data": {"core"},
     "privacy": {"core"},
-    "methods": {"core", "models"},
+    "methods": {"core", "models", "privacy"},
     "engine": {"core", *_PARTS},
     "flower": _ENGINE,
     "report": _ENGINE,
     "experiment": {*_ENGINE, "flower", "report"},
     "config": _EXPERIMENT,
+    "export": _EXPERIMENT,
     "progress": {"core", "engine"},
     "reproduce": {*_EXPERIMENT, "config"},
-    "cli": {*_EXPERIMENT, "config", "progress", "reproduce"},
+    "cli": {*_EXPERIMENT, "config", "export", "progress", "reproduce"},
     "testing": {*_EXPERIMENT, "config"},
-    "__init__": {*_EXPERIMENT, "config", "testing"},
+    "__init__": {*_EXPERIMENT, "config", "export", "testing"},
 }
 
 

@@ -54,15 +54,17 @@ from laconic.core import (
     Tree,
     Update,
     bound_task,
+    num_values,
     prefixed,
     subtree,
     write_state,
 )
 from laconic.methods.em import predictor
-from laconic.methods.mixture import Ensemble
 from laconic.methods.solvers import Latent, Solver, fit
 from laconic.methods.spike_slab import one_of
+from laconic.models.ensemble import Ensemble
 from laconic.models.frozen import SCALES, FrozenScale, check_freezable, signed_constants
+from laconic.privacy import MaskPrivacy
 
 Ste = Literal["identity", "theta"]
 Evaluate = Literal["threshold", "sample", "ensemble"]
@@ -87,6 +89,10 @@ class BernoulliMask:
     of the seed and of θ. A client predicts with 1[σ(s) > `threshold`] of its own scores. With `persist_optimizer` each
     client keeps the optimizer's moments from one of its rounds to the next, as the authors' code does.
 
+    With `privacy`, the mask that is sent is drawn from clipped and noisy probabilities, and θ is what the mechanism's
+    mean leads back to (see `laconic.privacy`); the client's own model comes from the noisy ones too. `shrink` then
+    gives way to the mechanism's own [c, 1 − c].
+
     The weights that a model begins with are not used.
     """
 
@@ -102,6 +108,7 @@ class BernoulliMask:
     threshold: float = 0.5
     samples: int = 5
     solver: Solver = MASK_SOLVER
+    privacy: MaskPrivacy | None = None
     window: int | None = None
     """R where `reset` is "auto", once `prepare` has found it."""
     bound: Task | None = None
@@ -137,7 +144,8 @@ class BernoulliMask:
     def bind(self, task: Task) -> BernoulliMask:
         """The same method for a task; a model with other layers than convolutions and linear ones is refused here."""
         check_freezable(task.fresh(), self.name)
-        return replace(self, bound=task)
+        private = None if self.privacy is None else self.privacy.bind(num_values(task.spec))
+        return replace(self, bound=task, privacy=private)
 
     def prepare(self, *, clients: int, cohort: int) -> BernoulliMask:
         """The same method, with the window that `reset = "auto"` means for such cohorts."""
@@ -186,6 +194,9 @@ class BernoulliMask:
         ones = self.layout.vector(received)
         if total < 0 or int(ones.min()) < 0 or int(ones.max()) > total:
             raise PayloadError("counts", f"a parameter is kept in {int(ones.max())} of {total} masks, which cannot be")
+        if self.privacy is not None:
+            levels = (torch.arange(total + 1, dtype=torch.float64) + self.lambda0 - 1) / (total + 2 * self.lambda0 - 2)
+            return self.privacy.corrected(levels).float()[ones.long()]
         weight = (1 - 2 * self.shrink) / (2 * (total + 2 * self.lambda0 - 2))
         return ones.double().mul_(2).sub_(total).mul_(weight).add_(0.5).float()
 
@@ -223,6 +234,8 @@ class BernoulliMask:
             memory=memory,
         )
         theta = torch.sigmoid(scores.scores).cpu()
+        if self.privacy is not None:
+            theta = self.privacy.randomize(theta, key.fold_in("privacy")).to(theta.dtype)
         sent = torch.rand(len(theta), generator=key.fold_in("mask").torch()) < theta if self.stochastic else theta > 0.5
         own = theta > self.threshold
         write_state(module, self.layout.tree(kept(frozen, own)))
@@ -279,7 +292,8 @@ class BernoulliMask:
         if self.evaluate == "ensemble":
             frozen = self._frozen(server["seed"])
             members = [prefixed(str(i), self.layout.tree(kept(frozen, mask))) for i, mask in enumerate(masks)]
-            return Artifact("members", {name: leaf for member in members for name, leaf in member.items()})
+            tree = {name: leaf for member in members for name, leaf in member.items()}
+            return Artifact("members", tree, {"members": len(masks), "outputs": self.task.outputs})
         return Artifact("mask", self.layout.tree(masks[0]), {"seed": int(server["seed"]) % 2**64, "scale": self.scale})
 
     def metrics(self, server: Tree) -> Mapping[str, float]:
@@ -291,6 +305,7 @@ class BernoulliMask:
             "kept": sum(shares) / len(shares),
             "model_bits_per_parameter": sum(map(binary_entropy, shares)),
             "mean_entropy": float(undecided),
+            **({} if self.privacy is None else {"epsilon_per_round": self.privacy.spent(1).epsilon}),
         }
 
     def paper_bytes(self, received: Tree, message: Tree) -> int:

@@ -19,6 +19,7 @@ from laconic.methods.solvers import Solver
 from laconic.methods.spike_slab import PRESETS, Sparsity, SpikeSlab, one_of
 from laconic.methods.submodel import SubModel
 from laconic.models.frozen import FrozenScale
+from laconic.privacy import MaskPrivacy
 
 
 def fedavg(*, weighting: Weighting = "uniform", solver: Solver = Solver()) -> EM:
@@ -137,6 +138,7 @@ def fedpm(
     evaluate: Evaluate = "threshold",
     threshold: float = 0.5,
     samples: int = 5,
+    privacy: MaskPrivacy | None = None,
     solver: Solver = MASK_SOLVER,
 ) -> BernoulliMask:
     """A mask of a frozen random network is learnt, and one bit per parameter sent (Isik et al., 2023)."""
@@ -153,6 +155,7 @@ def fedpm(
         threshold,
         samples,
         solver,
+        privacy,
     )
 
 

@@ -7,9 +7,22 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from laconic.core import Artifact, Compact, Leaf, Method, PayloadError, Spec, Tree, read_state, spec_of, write_state
+from laconic.core import (
+    Artifact,
+    Compact,
+    ConfigError,
+    Leaf,
+    Method,
+    PayloadError,
+    Spec,
+    Tree,
+    read_state,
+    spec_of,
+    write_state,
+)
 from laconic.models.anatomy import dissect
 from laconic.models.ensemble import Ensemble
+from laconic.models.frozen import SCALES, signed_constants
 from laconic.models.surgery import plan, sliced
 
 UNITS = "#units"
@@ -89,9 +102,23 @@ def _ensemble(build: Callable[[], nn.Module], artifact: Artifact) -> nn.Module:
     return Ensemble(members, probabilities=artifact.settings.get("outputs") == "logits")
 
 
+def _masked(build: Callable[[], nn.Module], artifact: Artifact) -> nn.Module:
+    module = build()
+    seed, scale = artifact.settings.get("seed"), artifact.settings.get("scale")
+    if type(seed) is not int or not 0 <= seed < 2**64 or scale not in SCALES:
+        raise PayloadError("settings", f"a mask of weights from the seed {seed!r} with the scale {scale!r}")
+    try:
+        frozen = signed_constants(module, seed, scale)
+    except ConfigError as error:
+        raise PayloadError("model", f"the file's model cannot be masked: {error}") from None
+    write_state(module, {name: torch.where(artifact.tree[name], leaf, 0.0) for name, leaf in frozen.items()})
+    return module
+
+
 KINDS: Mapping[str, Callable[[Callable[[], nn.Module], Artifact], nn.Module]] = {
     "weights": _weights,
     "units": _units,
+    "mask": _masked,
     "members": _ensemble,
 }
 """How a model is made of each kind of compact form."""
