@@ -85,8 +85,11 @@ def test_shorter_values_are_as_close_as_they_can_be(values: str, error: float) -
         lc.fedsparse(lambda0=1e-3),
         lc.fedsparse(lambda0=1e-3, structured=False),
         lc.feddrop(),
+        lc.fedpm(),
+        lc.fedpm(evaluate="sample"),
+        lc.fedpm(evaluate="ensemble", samples=2),
     ],
-    ids=["fedavg", "fedensemble", "fedsparse", "unstructured", "feddrop"],
+    ids=["fedavg", "fedensemble", "fedsparse", "unstructured", "feddrop", "fedpm", "sampled", "masks"],
 )
 def test_a_run_leaves_a_file_that_predicts_exactly_as_its_model(method: lc.Method, tmp_path: Path) -> None:
     data = lc.data.digits(clients=10)
@@ -111,6 +114,25 @@ def test_a_pruned_model_is_physically_smaller(tmp_path: Path) -> None:
     assert sum(p.numel() for p in loaded.parameters()) < run.summary["parameters"]
     assert run.summary["multiply_adds"] < run.summary["multiply_adds_whole"]
     assert run.summary["model_bytes"] < 4 * run.summary["parameters"]
+
+
+def test_a_mask_costs_its_entropy(tmp_path: Path) -> None:
+    data = lc.data.digits(clients=10)
+    run = lc.fit(method=lc.fedpm(), data=data, rounds=3, cohort=10, workers=0, out=tmp_path, model="lg_mlp")
+    assert run.directory is not None
+    found = open_model(run.directory / "model.lac")
+    bits = torch.cat([leaf.reshape(-1) for leaf in found.artifact.tree.values()])
+    share = float(bits.double().mean())
+    entropy = -len(bits) * (share * np.log2(share) + (1 - share) * np.log2(1 - share)) / 8
+    assert found.num_bytes <= 1.005 * entropy + 256
+    assert found.bits_per_parameter < 1.02
+
+
+@pytest.mark.parametrize("settings", [{"seed": -1, "scale": "e"}, {"seed": 2**64, "scale": "e"}, {"seed": 1.5}, {}])
+def test_a_mask_without_its_seed_is_refused(settings: dict[str, int | str]) -> None:
+    mask = {name: leaf > 0 for name, leaf in read_state(net()).items()}
+    with pytest.raises(PayloadError, match="seed"):
+        read_model(write_model(Artifact("mask", mask, settings), ARCHITECTURE, SPEC)).model()
 
 
 def test_residual_streams_survive_the_file() -> None:

@@ -37,6 +37,7 @@ from laconic.methods import BernoulliMask, Solver, fedavg, fedmask, fedpm
 from laconic.methods.bernoulli_mask import Layout, Scores, binary_entropy, first_thetas, kept
 from laconic.methods.solvers import Latent
 from laconic.models import mlp, signed_constants
+from laconic.privacy import MaskPrivacy
 from laconic.testing import Byzantine, check_method, scaled
 
 KEY = Key.from_seed(3)
@@ -613,3 +614,18 @@ def test_prefixes_of_the_state_do_not_meet_the_models_names() -> None:
     server = method.init(KEY)
     assert set(prefixed("ones", method.layout.zeros(torch.int32))) <= set(server)
     assert list(method.broadcast_spec(ONE, KEY)) == list(method.broadcast(server, ONE, KEY))
+
+
+def test_private_masks_come_from_clipped_noisy_probabilities() -> None:
+    """Every bit keeps some doubt: with c = 0.3 a client that is sure of a weight still sends the other bit often."""
+    digits = data.digits(clients=10)
+    private = fedpm(privacy=MaskPrivacy(c=0.3, sigma=0.2))
+    plain, noisy = (fit(method=m, data=digits, rounds=4, cohort=10, workers=0, seed=1) for m in (fedpm(), private))
+    assert noisy.summary["mean_entropy"] > plain.summary["mean_entropy"]
+    assert noisy.summary["bits_per_parameter_up"] > 0.9  # doubt is what cannot be coded away
+    assert noisy.summary["epsilon_per_round"] > 0
+    bound = private.bind(make_task(digits, "mlp"))
+    server = bound.init(Key.from_seed(0))
+    counted = {**bound.broadcast(server, ClientInfo(0, 1, 1), Key.from_seed(0)), "#total": torch.tensor([10])}
+    theta = bound.theta(counted)  # all ten clients dropped everything
+    assert torch.equal(theta, torch.full_like(theta, 0.3))

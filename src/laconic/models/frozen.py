@@ -85,4 +85,4 @@ def _refusal(method: str, prefix: str, layer: nn.Module) -> str:
         if isinstance(layer, _NORMS)
         else "use a model of convolutions and linear layers without normalisation (conv4, conv6, mlp …)"
     )
-    return f"{method} makes weights of convolutions and linear layers only, but {prefix!r} is of the type {kind}; {hint}."
+    return f"{method} makes weights of convolutions and linear layers, but {prefix!r} is of the type {kind}; {hint}."
