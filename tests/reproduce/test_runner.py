@@ -62,6 +62,7 @@ def test_the_files(recipe: Any, tmp_path: Path) -> None:
     assert names(result.folder) == ["figure.svg", "result.json", "table.md"]
     record = read(result.folder)
     assert record.pop("seconds") >= 0
+    assert record.pop("processor_seconds") >= 0
     assert record == {
         "name": "small",
         "reproduces": "A table",

@@ -200,8 +200,8 @@ def mask_epsilon(*, probability: float, bits: int, delta: float) -> float:
 def mask_delta(*, probability: float, bits: int, epsilon: float) -> float:
     """δ of `bits` released bits for a given ε ≥ 0, exactly.
 
-    The farthest pair of θ differs in all n bits. With x of them on its side, the privacy loss is (2x − n)·ln((1 − p)/p)
-    and δ(ε) = E[max(0, 1 − e^{ε − loss})] under x ~ Binomial(n, 1 − p). Every other pair can be simulated from this.
+    The farthest pair of θ differs in all n bits. With x of them on its side, the loss is (2x − n)·ln((1 − p)/p), and
+    δ(ε) = E[max(0, 1 − e^{ε − loss})] under x ~ Binomial(n, 1 − p). All other pairs can be simulated from this one.
 
     >>> round(mask_delta(probability=0.2, bits=1, epsilon=0.0), 6)
     0.6

@@ -255,6 +255,6 @@ recipe = Recipe(
         "epsilon": list(BUDGETS),
     },
     paper={"cap": 8.96},
-    seconds=10,
+    seconds=5,
 )
 """The recipe."""

@@ -280,6 +280,6 @@ recipe = Recipe(
         "check_repetitions": CHECK_REPETITIONS,
     },
     paper={"best alpha, check": 0.048, "error at alpha 0, check": 0.0049},
-    seconds=20,
+    seconds=6,
 )
 """The recipe."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -54,10 +55,10 @@ def reproduce(name: str, *, out: Path | str = "results", scale: float | None = N
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(folder, error) from None
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), _processor_seconds()
     with one_thread():  # sums in one order, whatever the machine
         outcome = recipe.run(Job(seed=seed, scale=scale, folder=folder))
-    seconds = time.perf_counter() - start
+    seconds, busy = time.perf_counter() - start, _processor_seconds() - busy
     picture = None if outcome.draw is None else _svg(outcome.draw)
     figure = "none" if outcome.draw is None else FIGURE if picture is not None else NO_FIGURE
     record = {
@@ -67,6 +68,7 @@ def reproduce(name: str, *, out: Path | str = "results", scale: float | None = N
         "seed": seed,
         "scale": scale,
         "seconds": round(seconds, 3),
+        "processor_seconds": round(busy, 3),
         "versions": versions(),
         "settings": dict(recipe.settings),
         "paper": dict(recipe.paper),
@@ -77,6 +79,12 @@ def reproduce(name: str, *, out: Path | str = "results", scale: float | None = N
     result = Result(recipe, outcome.rows, record, folder)
     _write(result, picture)
     return result
+
+
+def _processor_seconds() -> float:
+    """Of this process and of its children that have ended: what a busy machine does not change."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def _write(result: Result, picture: bytes | None) -> None:
@@ -102,10 +110,11 @@ def markdown(result: Result) -> str:
     """The table, with what made it."""
     record = result.record
     made = ", ".join(f"{name} {number}" for name, number in record["versions"].items() if name != "platform")
+    took = f"{record['seconds']:.1f} s ({record['processor_seconds']:.1f} s of processor)"
     lines = [
         f"# {record['name']}: {record['reproduces']}",
         "",
-        f"`{record['command']}`, {record['seconds']:.1f} s, {made}, {record['versions']['platform']}.",
+        f"`{record['command']}`, {took}, {made}, {record['versions']['platform']}.",
         "",
         *table(result.rows),
     ]
