@@ -16,7 +16,7 @@ from laconic.methods.laplace import Laplace
 from laconic.methods.mixture import Mixture
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Solver
-from laconic.methods.spike_slab import PRESETS, Sparsity, SpikeSlab, one_of
+from laconic.methods.spike_slab import Sparsity, SpikeSlab
 from laconic.methods.submodel import SubModel
 from laconic.models.frozen import FrozenScale
 from laconic.privacy import MaskPrivacy
@@ -89,12 +89,12 @@ def fedsparse(
 ) -> SpikeSlab:
     """A spike-and-slab prior: filters and neurons that do not pay are closed for good (Louizos et al., 2021).
 
-    `sparsity` is a preset of `lambda0` (5e-7, 5e-6, 5e-5); `lambda0` itself goes before it.
+    `sparsity` is a preset of `lambda0` for the model at hand; `lambda0` itself goes before it.
     """
-    one_of("sparsity", sparsity, tuple(PRESETS))
     return SpikeSlab(
         "fedsparse",
-        PRESETS[sparsity] if lambda0 is None else lambda0,
+        sparsity,
+        lambda0,
         lambda_,
         xi,
         temperature,
