@@ -34,6 +34,8 @@ from laconic.data import Federation
 from laconic.engine import Run, simulate
 from laconic.experiment import fit
 from laconic.methods import (
+    Depth,
+    KeepLocal,
     ServerOptimizer,
     Solver,
     adam,
@@ -44,6 +46,10 @@ from laconic.methods import (
     fedopt,
     fedprox,
     fedsparse,
+    lg_fedavg,
+    lg_fedsparse,
+    local_only,
+    mtl,
     sgd,
 )
 
@@ -65,6 +71,12 @@ __all__ = [
     "fedensemble",
     "fedsparse",
     "feddrop",
+    "lg_fedavg",
+    "lg_fedsparse",
+    "local_only",
+    "mtl",
+    "KeepLocal",
+    "Depth",
     "Solver",
     "ServerOptimizer",
     "sgd",

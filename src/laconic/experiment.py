@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laconic import codecs
-from laconic.core import ClientInfo, Codec, ConfigError, Key, Loss, Method, Metric, Task, tree_sha256
+from laconic.core import ClientInfo, Codec, ConfigError, Key, Loss, Method, Metric, Task, accuracy, tree_sha256
 from laconic.data import Federation, digits
 from laconic.engine import Link, Observer, Run, RunDirectory, Schedule, Simulation, execute, settings_text
 from laconic.methods import fedavg, methods
@@ -94,7 +94,7 @@ def make_task(
         initial=initial,
         device=_checked_device(device),
         outputs="logits" if classification else "values",
-        **({"metrics": metrics} if metrics is not None else {} if classification else {"metrics": {}}),
+        metrics=metrics if metrics is not None else {"accuracy": accuracy} if classification else {},
     )
     _try_out(task, federation)
     return task

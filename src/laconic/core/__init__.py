@@ -11,10 +11,10 @@ from laconic.core.errors import (
     did_you_mean,
 )
 from laconic.core.objects import find_object
-from laconic.core.protocols import Artifact, Codec, Compact, Method, Predictor, Reply, Shared, Update
+from laconic.core.protocols import Artifact, Codec, Compact, Ensembled, Method, Predictor, Reply, Shared, Update
 from laconic.core.random import Key, isolated
 from laconic.core.registry import Registry, checked_settings, flat, resolved_settings
-from laconic.core.task import Loss, Metric, Task, accuracy, bound_task, read_state, write_state
+from laconic.core.task import Loss, Metric, Side, Task, accuracy, bound_task, read_state, write_state
 from laconic.core.tree import (
     Leaf,
     Spec,
@@ -40,6 +40,7 @@ __all__ = [
     "Compact",
     "ConfigError",
     "DataError",
+    "Ensembled",
     "Key",
     "LaconicError",
     "Leaf",
@@ -53,6 +54,7 @@ __all__ = [
     "Reply",
     "RunError",
     "Shared",
+    "Side",
     "Spec",
     "Task",
     "Tree",
