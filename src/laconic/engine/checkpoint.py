@@ -77,7 +77,11 @@ class Checkpoints:
         rounds = self._rounds()
         for number in reversed(rounds):
             try:
-                return self._read(number)
+                state, notes = self._read(number)
+                for kind, store in _stores(state):
+                    if isinstance(store, DiskStore):
+                        store.prune(self._meant(kind))  # what rounds after the checkpoint left
+                return state, notes
             except Exception as error:  # whatever it is: what cannot be read is damaged
                 log.warning("checkpoint %s is damaged (%s); trying the one before", self._manifest(number), error)
         if rounds:
