@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from laconic import codecs
 from laconic.core import ClientInfo, Codec, ConfigError, Key, Loss, Method, Metric, Task, accuracy, tree_sha256
 from laconic.data import Federation, digits
-from laconic.engine import Link, Observer, Run, RunDirectory, Schedule, Simulation, execute, settings_text
+from laconic.engine import Link, Newcomer, Observer, Run, RunDirectory, Schedule, Simulation, execute, settings_text
 from laconic.methods import fedavg, methods
 from laconic.models import initialize, load_state, models, user_model
 
@@ -136,6 +136,10 @@ def fit(
     min_replies: int = 1,
     local_eval: bool = True,
     workers: int | Literal["auto"] = "auto",
+    store: Literal["memory", "disk"] = "memory",
+    new_test: bool = False,
+    newcomer: Newcomer | None = None,
+    probe: str | None = None,
     device: str = "cpu",
     out: Path | str | None = None,
     name: str = "run",
@@ -160,13 +164,17 @@ def fit(
         min_replies=min_replies,
         local_eval=local_eval,
         workers=workers,
+        store=store,
+        new_test=new_test,
+        newcomer=newcomer,
+        probe=probe,
     )
     chosen = methods.build(method, {}) if isinstance(method, str) else method
     task = make_task(data, model, loss=loss, metrics=metrics, init=init, device=device)
     simulation = prepare(method=chosen, task=task, federation=data, schedule=schedule, seed=seed, up=up, down=down)
     named = model if isinstance(model, str) else _name(model)
     config: dict[str, dict[str, Any]] = {
-        "run": {"name": name, "seed": seed, **vars(schedule), "checkpoint_every": checkpoint_every, "device": device},
+        "run": {"name": name, "seed": seed, **asdict(schedule), "checkpoint_every": checkpoint_every, "device": device},
         "data": {"source": repr(data)},
         "model": {"name": named},
         "method": {"name": chosen.name, "settings": settings_text(chosen)},

@@ -246,7 +246,7 @@ def test_a_fresh_adversary_finds_what_is_there() -> None:
 
 
 def test_a_probe_needs_protected_attributes() -> None:
-    with pytest.raises(DataError, match="run.probe needs protected attributes"):
+    with pytest.raises(DataError, match=r"run\.probe needs protected attributes"):
         list(simulation(fedavg(solver=SOLVER), probe="0"))
 
 

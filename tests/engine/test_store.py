@@ -116,7 +116,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("laconic.engine.store.write_all", full)
-    with pytest.raises(RunError, match="cannot write .*: no space left on device; free some space"):
+    with pytest.raises(RunError, match=r"cannot write .*: no space left on device; free some space"):
         store[1] = b"x"
 
 

@@ -39,6 +39,7 @@ from laconic.methods import (
     lg_fedsparse,
     local_only,
 )
+from laconic.methods.local_global import paper_parameters, paper_parameters_mtl
 from laconic.models import models
 from laconic.testing import check_method, small_federation, small_task
 
@@ -263,7 +264,10 @@ def test_a_prior_knows_nothing_of_private_leaves() -> None:
     client, data = ClientInfo(0, 1, 0), FEDERATION.client(3)
     received = method.broadcast(method.init(KEY), client, KEY)
     free: Any = KeepLocal(fedavg(solver=SOLVER), ("0.*",)).bind(small_task())
-    held, loose = (m.client_update(received, {}, data, client, KEY) for m in (method, free))
+    with isolated(KEY):
+        held = method.client_update(received, {}, data, client, KEY)
+    with isolated(KEY):
+        loose = free.client_update(received, {}, data, client, KEY)
     norm = {
         name: sum(float(leaf.abs().sum()) for leaf in update.message.values())
         for name, update in (("held", held), ("loose", loose))
@@ -332,3 +336,46 @@ def test_frozen_and_tied_parameters() -> None:
         return net
 
     check_method(KeepLocal(fedavg(solver=SOLVER), ("0.*",)), task=Task(build), workers=0)
+
+
+# --- §9.5 (d): what the paper would print ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cost", "printed"),
+    [
+        (paper_parameters(devices=100, fraction=0.1, parameters=633_226, rounds=725), "5.05e+10"),
+        (
+            paper_parameters(devices=100, fraction=0.1, parameters=633_226, rounds=400, shared=34_186, lg_rounds=50),
+            "2.80e+10",
+        ),
+        (paper_parameters_mtl(devices=100, parameters=633_226, rounds=400), "5.07e+10"),
+        (paper_parameters(devices=100, fraction=0.1, parameters=64_102, rounds=1850), "1.304e+10"),
+        (
+            paper_parameters(devices=100, fraction=0.1, parameters=64_102, rounds=1200, shared=2_872, lg_rounds=60),
+            "8.48e+09",
+        ),
+        (paper_parameters_mtl(devices=100, parameters=64_102, rounds=1400), "1.795e+10"),
+        (paper_parameters(devices=50, fraction=0.1, parameters=54_042_572, rounds=47), "1.397e+11"),
+        (
+            paper_parameters(
+                devices=50, fraction=0.1, parameters=54_042_572, rounds=32, shared=5_149_200, lg_rounds=17
+            ),
+            "9.99e+10",
+        ),
+    ],
+)
+def test_costs_as_the_paper_prints_them(cost: int, printed: str) -> None:
+    decimals = len(printed.split("e")[0]) - 2
+    assert f"{cost:.{decimals}e}" == printed
+
+
+def test_three_global_layers_do_not_give_the_printed_cost() -> None:
+    """The text's 99,978 global parameters are not those of its table."""
+    cost = paper_parameters(devices=100, fraction=0.1, parameters=633_226, rounds=400, shared=99_978, lg_rounds=50)
+    assert f"{cost:.3e}" == "2.841e+10"
+
+
+def test_the_cost_column_of_a_run_counts_what_is_shared() -> None:
+    run = done(simulation(lg_fedavg(fedavg_rounds=1, solver=SOLVER), rounds=3))
+    assert run.state.ledger.paper_bytes == 4 * 4 * 2 * (51 + 21 + 21)

@@ -56,10 +56,8 @@ def test_the_gradient_is_that_of_the_matrix_form(omega: Any) -> None:
         {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
         for _ in range(devices)
     ]
-    centring = torch.eye(devices, dtype=torch.float64) - torch.full(
-        (devices, devices), 1 / devices, dtype=torch.float64
-    )
     ones = torch.ones(devices, devices, dtype=torch.float64)
+    centring = torch.eye(devices, dtype=torch.float64) - ones / devices
     matrix = centring @ centring if omega == "mean" else (ones - ones / devices).square()
     leaves = [{name: leaf.clone().requires_grad_() for name, leaf in w.items()} for w in weights]
     total = penalty(leaves, names, matrix, 0.3, 0.7)

@@ -87,7 +87,7 @@ def test_a_step_of_the_adversary_leaves_the_model_alone_and_lowers_its_loss() ->
     before = [p.detach().clone() for p in task.module.parameters()]
     losses = []
     for _ in range(20):
-        losses.append(float(side.adversary_loss(representation(task.module, "1", x), marks)))
+        losses.append(side.adversary_loss(representation(task.module, "1", x), marks).item())
         side.prepare(x, marks)
     assert losses[-1] < losses[0]
     assert all(torch.equal(p, old) for p, old in zip(task.module.parameters(), before, strict=True))
