@@ -26,7 +26,7 @@ from laconic.experiment import make_task, prepare
 
 
 def federation(clients: int) -> lc.Federation:
-    """Random inputs, sixty-four examples per client, drawn from one small pool: time does not depend on what they are."""
+    """Random inputs, sixty-four examples per client: time does not depend on what they are."""
     rng = np.random.default_rng(0)
     parts = [(rng.random((64, 16), dtype=np.float32), rng.integers(0, 10, 64)) for _ in range(clients)]
     return lc.Federation.from_clients(parts, test_fraction=0.0, test=parts[0], classes=10)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+import laconic.engine.round as exchange
 from laconic.codecs import parse
 from laconic.core import leaf_bytes
-from laconic.engine import Link, Schedule, Simulation, round, unpack
+from laconic.engine import Link, Schedule, Simulation, unpack
 from laconic.methods import Autoencoder, KeepLocal, Solver, fedavg, fedopt, fedprox, fedsparse, lg_fedavg, local_only
 from laconic.testing import small_federation, small_task
 
@@ -27,14 +28,14 @@ METHODS: dict[str, Any] = {
 @pytest.mark.parametrize("name", list(METHODS))
 def test_no_frame_holds_anything_private(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     frames: list[bytes] = []
-    sealed = round._sealed
+    sealed = exchange._sealed
 
     def listening(*arguments: Any, **named: Any) -> bytes:
         frame = sealed(*arguments, **named)
         frames.append(frame)
         return frame
 
-    monkeypatch.setattr(round, "_sealed", listening)
+    monkeypatch.setattr(exchange, "_sealed", listening)
     # float32 writes values as they lie in memory, so that a value that is sent can be found.
     link = Link(parse("float32"), parse("float32"))
     schedule = Schedule(rounds=5, cohort=4, workers=0, eval_every=5)
@@ -56,10 +57,10 @@ def test_no_frame_holds_anything_private(name: str, monkeypatch: pytest.MonkeyPa
         assert windows.isdisjoint(secrets)
 
 
-def test_the_search_finds_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_finds_what_is_sent() -> None:
     """The same search among what is *not* private: the shared leaves of the broadcast are in its frames."""
     link = Link(parse("float32"), parse("float32"))
     schedule = Schedule(rounds=1, cohort=4, workers=0)
     run = Simulation(METHODS["fedavg"], small_task(), small_federation(), link, schedule, seed=0)
-    frame, _ = round.send(run.agreement, run.state.server, round.to_everyone(1))
+    frame, _ = exchange.send(run.agreement, run.state.server, exchange.to_everyone(1))
     assert leaf_bytes(run.state.server["part/w/3.weight"]) in frame

@@ -199,6 +199,18 @@ def test_the_section_of_a_new_device(tmp_path: Path, method: str) -> None:
     assert [record["cohort"] for record in run.history] == [2, 2, 3, 3, 3]
 
 
+def test_the_flag_of_a_new_device(tmp_path: Path, laconic: Any) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(NEW_DEVICE.format(method="fedavg"))
+    said = laconic("run", path, "--new-device", "--out", tmp_path)
+    assert said.code == 0, said.err
+    assert "new device" in said.out
+    written = tmp_path / "run" / "config.toml"
+    assert "enabled = true" in written.read_text()
+    again = experiment_from(read_table(written)).simulation  # the file says all
+    assert (again.schedule.rounds, again.clients.num_clients) == (5, 5)
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [

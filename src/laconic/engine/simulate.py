@@ -270,10 +270,10 @@ def _ensemble(task: Task, clients: Clients, outputs: Iterator[Outputs]) -> Recor
     y, mean = clients.test.tensors()[1], (total / models).float()
     record: Record = {"new_loss": float(task.loss(mean, y)), "new_test_models": models, "new_test_bytes_up": upload}
     for name, metric in task.metrics.items():
-        record[f"new_{name}"] = float(metric(mean, y).mean())
+        record[f"new_{name}"] = float(metric(mean, y).sum()) / len(y)
         if task.outputs == "logits":
             # Where classes have as many votes, the larger mean output decides.
-            record[f"vote_{name}"] = float(metric(votes + mean.double().softmax(dim=1) / 2, y).mean())
+            record[f"vote_{name}"] = float(metric(votes + mean.double().softmax(dim=1) / 2, y).sum()) / len(y)
     return record
 
 

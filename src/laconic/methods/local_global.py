@@ -220,7 +220,8 @@ class KeepLocal:
     @cached_property
     def _task(self) -> Task:
         """The task of phase B: private leaves are no part of its state."""
-        return self.task.keeping({name: torch.zeros(self.task.spec[name].shape) for name in self.private})
+        spec = self.task.spec
+        return self.task.keeping({n: torch.zeros(spec[n].shape, dtype=spec[n].dtype) for n in self.private})
 
     @cached_property
     def _part(self) -> Method:
