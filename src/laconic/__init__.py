@@ -35,6 +35,8 @@ from laconic.engine import Run, load, simulate
 from laconic.experiment import fit
 from laconic.export import export
 from laconic.methods import (
+    Depth,
+    KeepLocal,
     ServerOptimizer,
     Solver,
     adam,
@@ -47,6 +49,10 @@ from laconic.methods import (
     fedpm,
     fedprox,
     fedsparse,
+    lg_fedavg,
+    lg_fedsparse,
+    local_only,
+    mtl,
     sgd,
 )
 
@@ -72,6 +78,12 @@ __all__ = [
     "feddrop",
     "fedpm",
     "fedmask",
+    "lg_fedavg",
+    "lg_fedsparse",
+    "local_only",
+    "mtl",
+    "KeepLocal",
+    "Depth",
     "Solver",
     "ServerOptimizer",
     "sgd",

@@ -22,6 +22,9 @@ app = typer.Typer(
 )
 
 
+_RARE = (("new test", "new_accuracy"), ("majority vote", "vote_accuracy"), ("new device", "newcomer_accuracy"))
+
+
 class Catalogue(StrEnum):
     """What can be listed."""
 
@@ -74,6 +77,9 @@ def run(
         bool, typer.Option(help="Go on from the newest checkpoint (or start, if there is none).")
     ] = False,
     overwrite: Annotated[bool, typer.Option(help="Start over where a run of this name exists.")] = False,
+    new_device: Annotated[
+        bool, typer.Option("--new-device", help="Let a device with turned images join: section [new_device].")
+    ] = False,
     workers: Annotated[str | None, typer.Option(help="Worker processes: a number or 'auto'.")] = None,
     quiet: Annotated[bool, typer.Option(help="Print nothing but errors.")] = False,
 ) -> None:
@@ -84,6 +90,8 @@ def run(
     overrides = list(set_ or [])
     if workers is not None:
         overrides.append(f"run.workers={workers}")
+    if new_device:
+        overrides.append("new_device.enabled=true")
     experiment = experiment_from(read_table(file, overrides))
     console = Console(stderr=True, quiet=quiet)
     display = Display(console)
@@ -104,6 +112,7 @@ def run(
             ("method", f"{summary['method']}, {summary['model']} ({summary['parameters']:,} parameters)"),
             ("accuracy", _percent(summary, "global_accuracy")),
             ("local accuracy", _percent(summary, "local_accuracy")),
+            *((name, _percent(summary, key)) for name, key in _RARE if key in summary),
             ("up", f"{size(summary['bytes_up'])}, {summary['bits_per_parameter_up']:.2f} bits per parameter"),
             ("down", f"{size(summary['bytes_down'])}, {summary['bits_per_parameter_down']:.2f} bits per parameter"),
             ("time", f"{summary['seconds']:.1f} s"),

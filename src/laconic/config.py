@@ -7,25 +7,27 @@ Every section is checked against the function that it is for, so that a file acc
     [model]   name = "mlp" and its settings, init, loss …    laconic.models.models, or "module.path:Name"
     [method]  name = "fedavg" and its settings               laconic.methods.methods
     [link]    up, down                                       laconic.codecs.parse; else what the method is made for
+
+    [new_device]  enabled, rounds, fraction, train, test …   a device that joins later, with turned images
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from laconic.codecs import parse
 from laconic.core import ConfigError, LaconicError, checked_settings, did_you_mean, find_object, resolved_settings
-from laconic.data import Federation, sources
-from laconic.engine import Schedule
+from laconic.data import Federation, sources, with_rotated_client
+from laconic.engine import Newcomer, Schedule
 from laconic.experiment import Experiment, make_task, prepare
-from laconic.methods import methods
+from laconic.methods import KeepLocal, methods
 from laconic.models import models
 
-_SECTIONS = ("run", "data", "model", "method", "link")
+_SECTIONS = ("run", "data", "model", "method", "link", "new_device")
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"source": "digits"},
     "model": {"name": "mlp"},
@@ -59,6 +61,38 @@ def _run(
 
 def _link(*, up: str | list[str] | None = None, down: str | list[str] | None = None) -> dict[str, str | None]:
     return {way: None if text is None else parse(text).text for way, text in (("up", up), ("down", down))}
+
+
+@dataclass(frozen=True)
+class _NewDevice:
+    enabled: bool
+    rounds: int
+    fraction: float
+    train: int
+    test: int
+    turns: int
+    warmup_epochs: int
+
+
+def _new_device(
+    *,
+    enabled: bool = False,
+    rounds: int = 500,
+    fraction: float = 0.1,
+    train: int = 3000,
+    test: int = 500,
+    turns: int = 1,
+    warmup_epochs: int = 5,
+) -> _NewDevice:
+    if rounds < 1:
+        raise ConfigError(f"new_device.rounds must be at least 1, got {rounds}.")
+    if not 0 <= fraction <= 1:
+        raise ConfigError(f"new_device.fraction must lie in [0, 1], got {fraction}.")
+    if not 1 <= turns <= 3:
+        raise ConfigError(f"new_device.turns must be 1, 2 or 3 quarter turns, got {turns}.")
+    if warmup_epochs < 0:
+        raise ConfigError(f"new_device.warmup_epochs must not be negative, got {warmup_epochs}.")
+    return _NewDevice(enabled, rounds, fraction, train, test, turns, warmup_epochs)
 
 
 def _model_extras(
@@ -109,8 +143,20 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
     data_settings = dict(table["data"])
     source = _word(data_settings, "source", "[data]")
     federation = _federation(source, data_settings, seed=run.seed)
+    schedule = run.schedule
+    device = _new_device(**checked_settings(_new_device, table.get("new_device", {}), where="[new_device]"))
+    if device.enabled:
+        if schedule.newcomer is not None:
+            raise ConfigError("run.newcomer and [new_device] say the same: give one of them.")
+        after, others = schedule.rounds, int(device.fraction * federation.num_clients)
+        federation = with_rotated_client(
+            federation, train=device.train, test=device.test, turns=device.turns, seed=run.seed
+        )
+        schedule = replace(schedule, rounds=after + device.rounds, newcomer=Newcomer(after, others))
+        if isinstance(method, KeepLocal):
+            method = replace(method, warmup_epochs=device.warmup_epochs, warmup_after=after)
     task = make_task(federation, model_name, model_settings, device=run.device, **extras)
-    simulation = prepare(method=method, task=task, federation=federation, schedule=run.schedule, seed=run.seed, **link)
+    simulation = prepare(method=method, task=task, federation=federation, schedule=schedule, seed=run.seed, **link)
     agreed = simulation.agreement.link
     config: dict[str, dict[str, Any]] = {
         "run": resolved_settings(_run, table["run"]),
@@ -126,6 +172,8 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
         "method": {"name": method_name, **resolved_settings(methods[method_name], method_settings)},
         "link": {"up": agreed.up.text, "down": agreed.down.text},
     }
+    if device.enabled:
+        config["new_device"] = resolved_settings(_new_device, table["new_device"])
     facts = {"model": model_name, "data": source}
     return Experiment(simulation, run.name, config, facts, run.checkpoint_every)
 

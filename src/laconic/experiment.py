@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +12,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laconic import codecs
-from laconic.core import ClientInfo, Codec, ConfigError, Key, Loss, Method, Metric, Task, preferred_link, tree_sha256
+from laconic.core import (
+    ClientInfo,
+    Codec,
+    ConfigError,
+    Key,
+    Loss,
+    Method,
+    Metric,
+    Task,
+    accuracy,
+    preferred_link,
+    tree_sha256,
+)
 from laconic.data import Federation, digits
-from laconic.engine import Link, Observer, Run, RunDirectory, Schedule, Simulation, execute, settings_text
+from laconic.engine import Link, Newcomer, Observer, Run, RunDirectory, Schedule, Simulation, execute, settings_text
 from laconic.methods import fedavg, methods
 from laconic.models import initialize, load_state, models, named_scheme, user_model
 
@@ -104,7 +116,7 @@ def make_task(
         device=_checked_device(device),
         outputs="logits" if classification else "values",
         architecture=architecture,
-        **({"metrics": metrics} if metrics is not None else {} if classification else {"metrics": {}}),
+        metrics=metrics if metrics is not None else {"accuracy": accuracy} if classification else {},
     )
     _try_out(task, federation)
     return task
@@ -149,6 +161,10 @@ def fit(
     min_replies: int = 1,
     local_eval: bool = True,
     workers: int | Literal["auto"] = "auto",
+    store: Literal["memory", "disk"] = "memory",
+    new_test: bool = False,
+    newcomer: Newcomer | None = None,
+    probe: str | None = None,
     device: str = "cpu",
     out: Path | str | None = None,
     name: str = "run",
@@ -174,13 +190,17 @@ def fit(
         min_replies=min_replies,
         local_eval=local_eval,
         workers=workers,
+        store=store,
+        new_test=new_test,
+        newcomer=newcomer,
+        probe=probe,
     )
     chosen = methods.build(method, {}) if isinstance(method, str) else method
     task = make_task(data, model, loss=loss, metrics=metrics, init=init, device=device)
     simulation = prepare(method=chosen, task=task, federation=data, schedule=schedule, seed=seed, up=up, down=down)
     named = model if isinstance(model, str) else _name(model)
     config: dict[str, dict[str, Any]] = {
-        "run": {"name": name, "seed": seed, **vars(schedule), "checkpoint_every": checkpoint_every, "device": device},
+        "run": {"name": name, "seed": seed, **asdict(schedule), "checkpoint_every": checkpoint_every, "device": device},
         "data": {"source": repr(data)},
         "model": {"name": named},
         "method": {"name": chosen.name, "settings": settings_text(chosen)},

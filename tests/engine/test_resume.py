@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from laconic.cli import main
-from laconic.engine import RunDirectory, execute, files
+from laconic.engine import Checkpoints, RunDirectory, execute, files
 
 CONFIG = """
 [run]
@@ -27,6 +27,7 @@ cohort = 3
 eval_every = 10
 checkpoint_every = 2
 workers = {workers}
+store = "{store}"
 
 [data]
 source = "digits"
@@ -49,6 +50,12 @@ server = { name = "adam", lr = 0.02 }
 up = "ef(topk:fraction=0.1)"
 down = "eden:bits=4"
 """,
+    # Private leaves on disk, in both phases, and residuals beside them.
+    "lg": """name = "lg_fedavg"
+fedavg_rounds = 6
+[link]
+up = "ef(topk:fraction=0.5)"
+""",
 }
 
 
@@ -69,11 +76,15 @@ def outcome(folder: Path) -> Any:
     assert [line["round"] for line in lines] == list(range(1, summary["rounds"] + 1))
     for record in (summary, *lines):
         del record["seconds"]
-    return summary, lines, (folder / "r" / "model.safetensors").read_bytes()
+    found = Checkpoints(folder / "r" / "checkpoints").load()
+    assert found is not None
+    states = dict(found[0].personal), dict(found[0].codec)
+    return summary, lines, (folder / "r" / "model.safetensors").read_bytes(), states
 
 
 def kill_and_resume(tmp_path: Path, fork: Any, case: str, *, kills: int, workers: int, seed: int) -> None:
-    (tmp_path / "run.toml").write_text(CONFIG.format(method=CASES[case], workers=workers))
+    store = "disk" if case == "lg" else "memory"
+    (tmp_path / "run.toml").write_text(CONFIG.format(method=CASES[case], workers=workers, store=store))
     began = time.monotonic()
     assert fork(command(tmp_path, out="whole", resume=False)).wait() == 0, (tmp_path / "child.log").read_text()
     duration = time.monotonic() - began
@@ -103,13 +114,13 @@ def imported() -> None:
     import sklearn.datasets  # noqa: F401
 
 
-@pytest.mark.parametrize(("case", "workers"), [("fedavg", 2), ("fedadam", 0)])
+@pytest.mark.parametrize(("case", "workers"), [("fedavg", 2), ("fedadam", 0), ("lg", 0)])
 def test_killed_at_random_moments(tmp_path: Path, fork: Any, case: str, workers: int) -> None:
     kill_and_resume(tmp_path, fork, case, kills=5, workers=workers, seed=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "workers"), [("fedavg", 0), ("fedadam", 2)])
+@pytest.mark.parametrize(("case", "workers"), [("fedavg", 0), ("fedadam", 2), ("lg", 2)])
 def test_killed_at_many_random_moments(tmp_path: Path, fork: Any, case: str, workers: int) -> None:
     kill_and_resume(tmp_path, fork, case, kills=25, workers=workers, seed=2)
 
@@ -144,21 +155,28 @@ def die_at_step(step: int) -> Callable[[], int]:
         write_all(file, data[len(data) // 2 :])
 
     import laconic.engine.run as run_module
+    import laconic.engine.store as store_module
 
     os.fsync, Path.replace, Path.unlink = counted_fsync, counted_replace, counted_unlink  # type: ignore[method-assign]
-    run_module.write_all = counted_write
+    run_module.write_all = store_module.write_all = counted_write
     return lambda: done
 
 
+@pytest.mark.parametrize("store", ["memory", "disk"])
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
-def test_killed_at_every_step_of_writing(toys: Any, tmp_path: Path, fork: Any, every: int) -> None:
+def test_killed_at_every_step_of_writing(toys: Any, tmp_path: Path, fork: Any, every: int, store: str) -> None:
     """Before every sync, rename and removal, and in the middle of every record: all moments that differ on a disk."""
 
     def work(out: Path, step: int) -> Callable[[], None]:
         def run() -> None:
             steps = die_at_step(step)
             simulation = toys.simulation(
-                toys.Remembering(), rounds=4, eval_every=2, up="ef(topk:fraction=0.3)", down="eden:bits=3"
+                toys.Remembering(),
+                rounds=4,
+                eval_every=2,
+                up="ef(topk:fraction=0.3)",
+                down="eden:bits=3",
+                store=store,
             )
             directory = RunDirectory(out, "r")
             execute(simulation, {}, facts={}, directory=directory, resume=True, checkpoint_every=1)
@@ -171,7 +189,7 @@ def test_killed_at_every_step_of_writing(toys: Any, tmp_path: Path, fork: Any, e
     whole = outcome(tmp_path / "whole")
     steps = int((tmp_path / "whole" / "steps").read_text())
     assert steps > 40
-    for step in range(0, steps, every):
+    for step in range(0, steps, every if store == "memory" else 5 * every):
         out = tmp_path / "killed"
         assert fork(work(out, step)).wait() == -signal.SIGKILL
         # Killed a second time while it recovers, and then left alone.

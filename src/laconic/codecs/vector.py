@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs.stream import Bytes, Sink, Source
-from laconic.core import Leaf, PayloadError, Spec, Tree, leaf_bytes
+from laconic.core import Leaf, PayloadError, Spec, Tree, leaf_bytes, resolve
 
 
 def floating(spec: Mapping[str, Leaf], exact: Collection[str] = ()) -> Spec:
@@ -76,9 +76,13 @@ def write_exact(tree: Mapping[str, Tensor], sink: Sink, exact: Collection[str] =
 def read_exact(source: Source, spec: Mapping[str, Leaf], exact: Collection[str] = ()) -> Tree:
     """What `write_exact` wrote."""
     quantised = floating(spec, exact)
-    tree = {name: _exact(source, leaf) for name, leaf in spec.items() if name not in quantised}
-    for name, leaf in tree.items():
-        _refuse_non_finite(name, leaf)
+    tree: Tree = {}
+    for name, leaf in spec.items():
+        if name not in quantised:
+            # The length of a ragged one follows from those before it.
+            tree[name] = _exact(source, leaf if leaf.length is None else resolve({name: leaf}, tree)[name])
+    for name, values in tree.items():
+        _refuse_non_finite(name, values)
     return tree
 
 
@@ -99,6 +103,8 @@ def _exact_bytes(leaf: Leaf) -> int:
 
 
 def _exact(source: Source, leaf: Leaf) -> Tensor:
+    if not leaf.size:
+        return torch.zeros(leaf.shape, dtype=leaf.dtype)
     raw = source.array(_exact_bytes(leaf))
     if leaf.dtype == torch.bool:
         return torch.from_numpy(unpack_bits(raw, leaf.size)).view(torch.bool).reshape(leaf.shape)

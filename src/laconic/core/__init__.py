@@ -15,6 +15,7 @@ from laconic.core.protocols import (
     Artifact,
     Codec,
     Compact,
+    Ensembled,
     Method,
     Predictor,
     Prepares,
@@ -26,7 +27,7 @@ from laconic.core.protocols import (
 )
 from laconic.core.random import Key, isolated
 from laconic.core.registry import Registry, checked_settings, flat, resolved_settings
-from laconic.core.task import Loss, Metric, Task, accuracy, bound_task, read_state, write_state
+from laconic.core.task import Loss, Metric, Side, Task, accuracy, bound_task, read_state, write_state
 from laconic.core.tree import (
     Leaf,
     Spec,
@@ -52,6 +53,7 @@ __all__ = [
     "Compact",
     "ConfigError",
     "DataError",
+    "Ensembled",
     "Key",
     "LaconicError",
     "Leaf",
@@ -66,6 +68,7 @@ __all__ = [
     "Reply",
     "RunError",
     "Shared",
+    "Side",
     "Spec",
     "Task",
     "Tree",

@@ -13,7 +13,8 @@ from torch import Tensor
 class Part:
     """Some examples of a dataset: `index` into tensors that all clients share.
 
-    Nothing is copied until a batch is taken, so that a hundred thousand clients cost their indices only.
+    `protected` are attributes of every row that must not be predictable from what is learnt (sex, say), where the
+    data has them. Nothing is copied until a batch is taken, so that a hundred thousand clients cost their indices only.
 
     >>> part = Part(torch.arange(10.0), torch.arange(10), torch.tensor([7, 3]))
     >>> len(part), part.tensors()[0]
@@ -23,6 +24,7 @@ class Part:
     x: Tensor
     y: Tensor
     index: Tensor
+    protected: Tensor | None = None
 
     @classmethod
     def whole(cls, x: Tensor, y: Tensor) -> Part:
@@ -38,9 +40,12 @@ class Part:
 
     def batches(self, size: int, order: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Mini-batches of `size` (the last may be smaller), in the given order of positions."""
-        index = self.index if order is None else self.index[order]
-        for rows in torch.split(index, size):
+        for rows in self.rows(size, order):
             yield self.x[rows], self.y[rows]
+
+    def rows(self, size: int, order: Tensor | None = None) -> Iterator[Tensor]:
+        """The row numbers of the mini-batches."""
+        yield from torch.split(self.index if order is None else self.index[order], size)
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,18 @@ class Prepares(Protocol):
         ...
 
 
+@runtime_checkable
+class Ensembled(Protocol):
+    """A method whose clients have a model of their own at any time, before their first turn too.
+
+    The models can be brought together in an ensemble; `own_part` says what of a personal state that takes.
+    """
+
+    def own_part(self, personal: Tree) -> Tree:
+        """What a client would have to send once, so that the server has the client's model."""
+        ...
+
+
 class Method(Protocol):
     """Both halves of an algorithm, written for one client; a frozen dataclass of hyper-parameters.
 

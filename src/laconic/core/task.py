@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,26 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Mean loss of a mini-batch from the model's outputs and the targets."""
 Metric = Callable[[Tensor, Tensor], Tensor]
 """One figure per example from the model's outputs and the targets; evaluation takes the mean."""
+
+
+class Side(Protocol):
+    """What a device learns beside the task, for itself: a local objective (`methods.objectives`).
+
+    It sees the protected attributes of the examples, where the data has them, as `marks`.
+    """
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Weights of its own that the local solver trains along with the model's."""
+        ...
+
+    def prepare(self, x: Tensor, marks: Tensor | None) -> None:
+        """A step of its own before the model's."""
+        ...
+
+    def loss(self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, marks: Tensor | None) -> Tensor:
+        """The whole loss of a mini-batch; `forward` is the model."""
+        ...
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
@@ -37,6 +57,9 @@ class Task:
     layers); integer buffers keep the values of the constructor. `outputs` says how predictions are averaged: as
     probabilities (`logits`) or as they are (`values`). `architecture` says in words what `build` makes, for files.
 
+    `private` are leaves that stay on a device, with their values (see `keeping`): `load` sets them, local training
+    moves them, and to methods they are no part of the state. `side` is what a device learns beside the task.
+
     >>> task = Task(lambda: nn.Linear(2, 3))
     >>> {name: tuple(leaf.shape) for name, leaf in task.init(Key.from_seed(0)).items()}
     {'weight': (3, 2), 'bias': (3,)}
@@ -50,6 +73,8 @@ class Task:
     device: str = "cpu"
     outputs: Literal["logits", "values"] = "logits"
     architecture: Mapping[str, Any] | None = None
+    private: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    side: Side | None = field(default=None, repr=False, compare=False)
 
     def init(self, key: Key) -> Tree:
         """The initial weights: a function of the key, or the given ones."""
@@ -57,7 +82,7 @@ class Task:
             module = self.build()
         if self.initialize is not None:
             self.initialize(module, key)
-        state = {name: leaf.clone() for name, leaf in read_state(module).items()}
+        state = {name: leaf.clone() for name, leaf in read_state(module).items() if name not in self.private}
         if self.initial is None:
             return state
         return _checked(self.initial, state)
@@ -84,10 +109,28 @@ class Task:
 
         Counters of batches and the like are no state: they must not go from one client's turn to the next.
         """
-        write_state(self.module, state)
+        write_state(self.module, self.complete(state))
         for owner, name, value in self._pad.constants:
             owner._buffers[name] = value.clone()
         return self.module
+
+    def complete(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """A state with the private leaves, which methods do not see, put back in."""
+        return {**state, **self.private} if self.private else state
+
+    def keeping(self, private: Mapping[str, Tensor], side: Side | None = None) -> Task:
+        """The same task for a device that keeps some leaves to itself.
+
+        >>> task = Task(lambda: nn.Linear(2, 3))
+        >>> list(task.keeping({"bias": torch.zeros(3)}).spec)
+        ['weight']
+        """
+        kept = replace(self, private=private, side=side)
+        shared = {"_pad": self._pad}  # one working copy per process, however many devices there are
+        if private.keys() == self.private.keys():
+            shared |= {name: getattr(self, name) for name in ("spec", "moving", "trainable")}
+        kept.__dict__.update(shared)
+        return kept
 
     def fresh(self) -> nn.Module:
         """A new instance of the model, weights undefined until `write_state`."""
@@ -100,7 +143,9 @@ class Task:
         """Names, shapes and dtypes of the model's state. What is not trained passes codecs exactly."""
         trained = set(self.trainable)
         return {
-            name: replace(leaf, exact=name not in trained) for name, leaf in spec_of(read_state(self.module)).items()
+            name: replace(leaf, exact=name not in trained)
+            for name, leaf in spec_of(read_state(self.module)).items()
+            if name not in self.private
         }
 
     @cached_property
@@ -112,7 +157,7 @@ class Task:
     @cached_property
     def trainable(self) -> tuple[str, ...]:
         """Names of the leaves that gradients change; the other leaves are running statistics."""
-        return tuple(name for name, p in self.module.named_parameters() if p.requires_grad)
+        return tuple(name for name, p in self.module.named_parameters() if p.requires_grad and name not in self.private)
 
 
 class _Constant(NamedTuple):

@@ -5,6 +5,7 @@ from laconic.data.assignment import Assignment, Examples, Ragged
 from laconic.data.digits import digits
 from laconic.data.dirichlet import dirichlet, dirichlet_per_class, pachinko
 from laconic.data.federation import Federation
+from laconic.data.newcomer import with_rotated_client
 from laconic.data.partition import (
     PartitionSpec,
     assign,
@@ -30,6 +31,7 @@ from laconic.data.sources import (
     svhn,
 )
 from laconic.data.synthetic import linear_teachers, synthetic
+from laconic.data.vqa import easy_vqa
 
 __all__ = [
     "Assignment",
@@ -45,6 +47,7 @@ __all__ = [
     "digits",
     "dirichlet",
     "dirichlet_per_class",
+    "easy_vqa",
     "emnist",
     "even",
     "fashion_mnist",
@@ -63,4 +66,5 @@ __all__ = [
     "sources",
     "svhn",
     "synthetic",
+    "with_rotated_client",
 ]

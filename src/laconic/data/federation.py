@@ -222,8 +222,8 @@ class Federation:
         """One client's data."""
         self._check(client)
         return ClientData(
-            Part(self.x, self.y, torch.from_numpy(self.train_rows[client])),
-            Part(self.x, self.y, torch.from_numpy(self.test_rows[client])),
+            Part(self.x, self.y, torch.from_numpy(self.train_rows[client]), self.protected),
+            Part(self.x, self.y, torch.from_numpy(self.test_rows[client]), self.protected),
         )
 
     def examples(self, client: int) -> int:

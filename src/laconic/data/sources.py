@@ -32,6 +32,7 @@ from laconic.data.images import Scaling, scale
 from laconic.data.partition import PartitionSpec
 from laconic.data.synthetic import synthetic
 from laconic.data.tables import Place, Split, has_split, read_split
+from laconic.data.vqa import easy_vqa
 
 
 @dataclass(frozen=True)
@@ -253,6 +254,7 @@ sources: Registry[Federation] = Registry(
         svhn,
         gtsrb,
         adult,
+        easy_vqa,
         parquet,
     ],
     section="data",

@@ -1,9 +1,10 @@
 """The engine: carries the bytes and counts them. The only part of laconic that sees both methods and codecs."""
 
 from laconic.engine.checkpoint import Checkpoints
-from laconic.engine.cohort import sample_cohort
+from laconic.engine.cohort import Newcomer, sample_cohort
 from laconic.engine.ledger import Ledger
 from laconic.engine.model_file import ModelFile, load, open_model, read_model, write_model
+from laconic.engine.probe import probe, roc_auc
 from laconic.engine.round import (
     Agreement,
     Link,
@@ -19,7 +20,7 @@ from laconic.engine.round import (
 )
 from laconic.engine.run import Observer, Run, RunDirectory, Silent, execute, versions
 from laconic.engine.simulate import Record, Rejection, Schedule, Simulation, State, settings_text, simulate
-from laconic.engine.store import ClientStore, pack, unpack
+from laconic.engine.store import ClientStore, DiskStore, Store, pack, unpack
 
 __all__ = [
     "load",
@@ -29,9 +30,11 @@ __all__ = [
     "Agreement",
     "Checkpoints",
     "ClientStore",
+    "DiskStore",
     "Ledger",
     "ModelFile",
     "Link",
+    "Newcomer",
     "Observer",
     "Record",
     "Rejection",
@@ -42,13 +45,16 @@ __all__ = [
     "Silent",
     "Simulation",
     "State",
+    "Store",
     "Turn",
     "client_round",
     "evaluate",
     "execute",
     "open_reply",
     "pack",
+    "probe",
     "receive",
+    "roc_auc",
     "sample_cohort",
     "send",
     "server_round",

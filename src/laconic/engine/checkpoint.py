@@ -1,7 +1,8 @@
 """Checkpoints: a safetensors file, and a JSON manifest whose appearance makes it count.
 
 The manifest holds the sha256 of the tensors and of itself, so that a cut or altered checkpoint is noticed and the one
-before is used. Kept are the newest two and the first.
+before is used. Kept are the newest two and the first. States of clients that lie on disk (`DiskStore`) are files of
+their own: the manifest names them with their hashes, and they stay for as long as a kept checkpoint means them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from laconic.engine.files import cannot_write, remove_temporaries, write_atomica
 from laconic.engine.ledger import Ledger
 from laconic.engine.round import Score
 from laconic.engine.simulate import State
-from laconic.engine.store import ClientStore, pack, unpack
+from laconic.engine.store import ClientStore, DiskStore, Store, files_of, pack, unpack
 
 _FORMAT = 1
 _FILE = re.compile(r"round-([0-9]{6,})\.(json|safetensors)")
@@ -36,6 +37,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.clients = folder.parent / "clients"
 
     def save(self, state: State, notes: Mapping[str, Any]) -> None:
         """Write the state, then let older checkpoints go."""
@@ -54,10 +56,16 @@ class Checkpoints:
             body["leaves"]["known"] = list(state.downlink.known)
             down = state.downlink
             body["downlink"] = {"sent": down.sent, "seen": sorted(down.seen.items()), "from_key": down.from_key}
+        # States on disk are durable before the manifest that means them.
+        on_disk = {kind: store for kind, store in _stores(state) if isinstance(store, DiskStore)}
+        if on_disk:
+            body["stores"] = {kind: store.sync() for kind, store in on_disk.items()}
         write_atomically(self._tensors(state.round), tensors)
         write_atomically(self._manifest(state.round), _signed(body))
         try:
             self._prune()
+            for kind, store in on_disk.items():
+                store.prune(self._meant(kind))
         except OSError as error:
             raise cannot_write(self.folder, error) from None
 
@@ -69,7 +77,11 @@ class Checkpoints:
         rounds = self._rounds()
         for number in reversed(rounds):
             try:
-                return self._read(number)
+                state, notes = self._read(number)
+                for kind, store in _stores(state):
+                    if isinstance(store, DiskStore):
+                        store.prune(self._meant(kind))  # what rounds after the checkpoint left
+                return state, notes
             except Exception as error:  # whatever it is: what cannot be read is damaged
                 log.warning("checkpoint %s is damaged (%s); trying the one before", self._manifest(number), error)
         if rounds:
@@ -96,8 +108,8 @@ class Checkpoints:
         state = State(
             round=body["round"],
             server={name: tree[f"server/{name}"] for name in body["leaves"]["server"]},
-            personal=_store(subtree("personal", tree)),
-            codec=_store(subtree("codec", tree)),
+            personal=self._store("personal", body, tree),
+            codec=self._store("codec", body, tree),
             local={int(client): Score(**score) for client, score in body["local"].items()},
             ledger=Ledger(**body["ledger"]),
         )
@@ -109,6 +121,25 @@ class Checkpoints:
                 body["downlink"]["from_key"],
             )
         return state, body["notes"]
+
+    def _store(self, kind: str, body: Mapping[str, Any], tree: Tree) -> Store:
+        if kind in body.get("stores", {}):
+            return DiskStore.found(self.clients / kind, body["stores"][kind])
+        store = ClientStore()
+        for client, packed in subtree(kind, tree).items():
+            store[int(client)] = packed.numpy().tobytes()
+        return store
+
+    def _meant(self, kind: str) -> set[str]:
+        """The files of a store that the checkpoints on disk mean."""
+        meant: set[str] = set()
+        for number in self._rounds():
+            try:
+                said = json.loads(self._manifest(number).read_bytes())["stores"][kind]
+                meant |= files_of(said)
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # a damaged one, or one of a run that kept its states in memory
+        return meant
 
     def _rounds(self) -> list[int]:
         return sorted(self._files("json"))
@@ -135,17 +166,16 @@ def _tensors(state: State) -> Tree:
     tree = prefixed("server", state.server)
     if state.downlink is not None:
         tree |= prefixed("known", {name: leaf.contiguous() for name, leaf in state.downlink.known.items()})
-    for kind, store in (("personal", state.personal), ("codec", state.codec)):
+    for kind, store in _stores(state):
+        if isinstance(store, DiskStore):
+            continue
         for client, packed in store.items():
             tree[f"{kind}/{client}"] = torch.from_numpy(np.frombuffer(packed, dtype=np.uint8).copy())
     return tree
 
 
-def _store(tree: Tree) -> ClientStore:
-    store = ClientStore()
-    for client, packed in tree.items():
-        store[int(client)] = packed.numpy().tobytes()
-    return store
+def _stores(state: State) -> tuple[tuple[str, Store], ...]:
+    return ("personal", state.personal), ("codec", state.codec)
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

@@ -6,6 +6,7 @@
                  metrics.jsonl      one JSON object per round
                  summary.json       the figures of the whole run
                  checkpoints/       where it can be resumed
+                 clients/           clients' own states, where they are kept on disk
                  model.lac          the final model in its compact form
                  model.safetensors  the weights of the final predictor
 """
@@ -37,11 +38,12 @@ from laconic.engine.checkpoint import Checkpoints
 from laconic.engine.files import cannot_write, remove_temporaries, sync_folder, write_all, write_atomically
 from laconic.engine.model_file import write_model
 from laconic.engine.simulate import Record, Simulation
-from laconic.engine.store import pack
+from laconic.engine.store import ClientStore, DiskStore, Store, pack
 from laconic.models import artifact_of, multiply_adds, num_parameters
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_FREE = {"run.workers", "run.checkpoint_every"}  # settings that do not change the result
+_JUDGED = ("global_", "local_", "new_", "vote_", "newcomer_", "posthoc_", "auc")  # figures of evaluations
+_FREE = {"run.workers", "run.checkpoint_every", "run.store"}  # settings that do not change the result
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ class RunDirectory:
         if written.exists() and overwrite:
             shutil.rmtree(self.checkpoints.folder)
             self.checkpoints.folder.mkdir()
+            shutil.rmtree(self.checkpoints.clients, ignore_errors=True)
             for stale in ("metrics.jsonl", "summary.json", "model.lac", "model.safetensors", "config.toml"):
                 (self.path / stale).unlink(missing_ok=True)
         elif written.exists():
@@ -218,6 +221,7 @@ def execute(
     if directory is None:
         if resume or overwrite:
             raise ConfigError("resume and overwrite are about a run's folder: say where it is with out.")
+        _place_states(simulation, None)
         return _advance(simulation, facts, None, [], 0, checkpoint_every, observer)
     directory.open(config, resume=resume, overwrite=overwrite)
     try:
@@ -227,10 +231,26 @@ def execute(
         if found is not None:
             simulation.state, notes = found
             num_bytes = notes["metrics_bytes"]
+        _place_states(simulation, directory.checkpoints.clients)
         history = directory.read_history(num_bytes=num_bytes)
         return _advance(simulation, facts, directory, history, num_bytes, checkpoint_every, observer)
     finally:
         directory.close()
+
+
+def _place_states(simulation: Simulation, folder: Path | None) -> None:
+    """Let clients' states lie where the schedule wants them."""
+    state = simulation.state
+    for kind in ("personal", "codec"):
+        store: Store = getattr(state, kind)
+        if simulation.schedule.store == "disk" and not isinstance(store, DiskStore):
+            moved: Store = DiskStore(None if folder is None else folder / kind)
+        elif simulation.schedule.store == "memory" and isinstance(store, DiskStore):
+            moved = ClientStore()
+        else:
+            continue
+        moved.update(store)
+        setattr(state, kind, moved)
 
 
 def _advance(
@@ -331,7 +351,7 @@ def _summary(simulation: Simulation, facts: Mapping[str, Any], history: list[Rec
         "down": simulation.agreement.link.down.text,
         "global_accuracy": judged.get("global_accuracy"),
         "local_accuracy": judged.get("local_accuracy"),
-        **{name: value for name, value in judged.items() if name.startswith(("global_", "local_"))},
+        **{name: value for name, value in judged.items() if name.startswith(_JUDGED)},
         **method.metrics(state.server),
         "bytes_up": state.ledger.bytes_up,
         "bytes_down": state.ledger.bytes_down,

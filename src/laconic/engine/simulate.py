@@ -9,20 +9,46 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from laconic.core import ClientInfo, Codec, ConfigError, Key, Method, PayloadError, Reply, Task, Tree, flat, prepared
-from laconic.engine.cohort import sample_cohort
+from laconic.core import (
+    ClientInfo,
+    Codec,
+    ConfigError,
+    Ensembled,
+    Key,
+    Method,
+    PayloadError,
+    Reply,
+    Task,
+    Tree,
+    flat,
+    prepared,
+)
+from laconic.engine.cohort import Newcomer, sample_cohort
 from laconic.engine.downlink import Downlink
 from laconic.engine.ledger import Ledger
 from laconic.engine.round import Agreement, Link, Score, chunks, open_reply, send, server_round, to_everyone
-from laconic.engine.store import ClientStore, pack
-from laconic.engine.workers import Clients, Done, Failure, JudgeClient, JudgeServer, Pool, Train, open_pool
+from laconic.engine.store import ClientStore, Kind, Store, pack, unpack
+from laconic.engine.workers import (
+    Clients,
+    Done,
+    Failure,
+    JudgeClient,
+    JudgeServer,
+    JudgeServerAt,
+    Outputs,
+    Pool,
+    Predict,
+    Probe,
+    Train,
+    open_pool,
+)
 
 Record = dict[str, Any]
 """One round's figures, as they stand in metrics.jsonl."""
@@ -46,8 +72,8 @@ class State:
 
     round: int
     server: Tree
-    personal: ClientStore = field(default_factory=ClientStore)
-    codec: ClientStore = field(default_factory=ClientStore)
+    personal: Store = field(default_factory=ClientStore)
+    codec: Store = field(default_factory=ClientStore)
     local: dict[int, Score] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     downlink: Downlink | None = None
@@ -60,6 +86,10 @@ class Schedule:
 
     `min_replies` fewer accepted replies abandon a round: the state stays as it was. `local_eval` judges every client's
     model on the client's own test data when it is trained.
+
+    `store` says where clients' own states lie: in memory, or on disk where they are too large for it. `new_test` judges
+    the ensemble of all clients' models on the common test set at the end. `newcomer` lets the last client join late.
+    `probe` names a layer: at the end a fresh adversary is fitted to its outputs, client by client.
     """
 
     rounds: int = 30
@@ -68,6 +98,10 @@ class Schedule:
     min_replies: int = 1
     local_eval: bool = True
     workers: int | Literal["auto"] = "auto"
+    store: Kind = "memory"
+    new_test: bool = False
+    newcomer: Newcomer | None = None
+    probe: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("rounds", "cohort", "eval_every", "min_replies"):
@@ -77,6 +111,19 @@ class Schedule:
             raise ConfigError(f"run.min_replies ({self.min_replies}) is larger than run.cohort ({self.cohort}).")
         if self.workers != "auto" and self.workers < 0:
             raise ConfigError(f"run.workers must be 'auto' or not negative, got {self.workers}.")
+        if self.store not in get_args(Kind):
+            raise ConfigError(f"run.store must be 'memory' or 'disk', got {self.store!r}.")
+
+    @property
+    def most(self) -> int:
+        """The largest cohort."""
+        return self.cohort if self.newcomer is None else max(self.cohort, self.newcomer.others + 1)
+
+    def cohort_of(self, key: Key, *, round: int, clients: int) -> list[int]:
+        """Who takes part in a round."""
+        if self.newcomer is None:
+            return sample_cohort(key, clients=clients, cohort=self.cohort)
+        return self.newcomer.cohort(key, round=round, clients=clients, cohort=self.cohort)
 
 
 class Simulation:
@@ -85,11 +132,14 @@ class Simulation:
     def __init__(
         self, method: Method, task: Task, clients: Clients, link: Link, schedule: Schedule, *, seed: int
     ) -> None:
-        if schedule.cohort > clients.num_clients:
+        old = clients.num_clients - (schedule.newcomer is not None)
+        if schedule.cohort > old:
             raise ConfigError(
-                f"run.cohort is {schedule.cohort}, but there are only {clients.num_clients} clients; "
+                f"run.cohort is {schedule.cohort}, but there are only {old} clients; "
                 "lower run.cohort or raise data.clients."
             )
+        if schedule.newcomer is not None and schedule.newcomer.others > old:
+            raise ConfigError(f"run.newcomer.others is {schedule.newcomer.others}, but there are only {old} others.")
         self.schedule, self.clients, self.seed = schedule, clients, seed
         settings = settings_text(method)
         bound = prepared(method.bind(task), clients=clients.num_clients, cohort=schedule.cohort)
@@ -111,7 +161,7 @@ class Simulation:
     def __iter__(self) -> Iterator[Record]:
         """Advance to the last round, giving each round's record."""
         with one_thread():
-            pool = open_pool(self.agreement, self.clients, workers=self.schedule.workers, most=self.schedule.cohort)
+            pool = open_pool(self.agreement, self.clients, workers=self.schedule.workers, most=self.schedule.most)
             try:
                 while self.state.round < self.schedule.rounds:
                     yield self._advance(pool)
@@ -125,7 +175,7 @@ class Simulation:
         server, abandoned = exchange.run()
         record: Record = {
             "round": number,
-            "cohort": self.schedule.cohort,
+            "cohort": exchange.size,
             "replies": exchange.replies,
             "rejected": len(exchange.rejections),
             "bytes_up": exchange.ledger.bytes_up,
@@ -139,6 +189,8 @@ class Simulation:
         self._keep(exchange, number, None if abandoned else server)
         if number % self.schedule.eval_every == 0 or number == self.schedule.rounds:
             record.update(self._judge(pool))
+        if number == self.schedule.rounds:
+            record.update(self._judge_finally(pool, record))
         record["seconds"] = time.perf_counter() - began
         return record
 
@@ -161,21 +213,91 @@ class Simulation:
         for score in pool.map((JudgeServer(i) for i in range(count)), count=count):
             total += score
         record.update({f"global_{name}": value for name, value in total.means().items()})
+        newcomer = None if self.schedule.newcomer is None else self.clients.num_clients - 1
+        if method.stateful:
+            self._share_held(pool)
         if method.stateful and self.schedule.local_eval:
-            known = list(state.personal)
-            if not method.per_client:
-                # What clients hold is what the way down makes of a broadcast; judging costs nothing on the wire.
-                down = state.downlink
-                held = send(self.agreement, state.server, to_everyone(state.round))[1] if down is None else down.known
-                pool.share(held=pack(held))
-            jobs = (JudgeClient(ClientInfo(c, state.round, 0), state.personal[c]) for c in known)
-            state.local = dict(zip(known, pool.map(jobs, count=len(known)), strict=True))
-        judged = [score.means() for _, score in sorted(state.local.items()) if score.examples]
+            have = self._with_models()
+            jobs = (JudgeClient(ClientInfo(c, state.round, 0), state.personal.get(c, b"")) for c in have)
+            state.local = dict(zip(have, pool.map(jobs, count=len(have)), strict=True))
+        judged = [score.means() for c, score in sorted(state.local.items()) if score.examples and c != newcomer]
         if judged:
             for name in judged[0]:
                 record[f"local_{name}"] = sum(means[name] for means in judged) / len(judged)
         record["local_clients"] = len(judged)
+        if newcomer is not None and (not method.stateful or newcomer in self._with_models()):
+            at = ClientInfo(newcomer, state.round, 0)
+            job = JudgeClient(at, state.personal.get(newcomer, b"")) if method.stateful else JudgeServerAt(at)
+            (score,) = pool.map([job], count=1)
+            record.update({f"newcomer_{name}": value for name, value in score.means().items()})
         return record
+
+    def _with_models(self) -> Sequence[int]:
+        """The clients that have a model of their own: all, or those that had a turn."""
+        if isinstance(self.method, Ensembled):
+            return range(self.clients.num_clients)
+        return list(self.state.personal)
+
+    def _share_held(self, pool: Pool) -> None:
+        """Give the workers what clients have of the newest broadcast, where all have the same."""
+        if not self.method.per_client:
+            # What clients hold is what the way down makes of a broadcast; judging costs nothing on the wire.
+            state, down = self.state, self.state.downlink
+            held = send(self.agreement, state.server, to_everyone(state.round))[1] if down is None else down.known
+            pool.share(held=pack(held))
+
+    def _judge_finally(self, pool: Pool, record: Record) -> Record:
+        """What is judged once, at the end: the ensemble of all clients' models, and what representations give away."""
+        state, schedule, stateful = self.state, self.schedule, self.method.stateful
+        old = self.clients.num_clients - (schedule.newcomer is not None)
+        clients = [c for c in (self._with_models() if stateful else range(old)) if c < old]
+        found: Record = {}
+        if schedule.new_test and stateful:
+            jobs = (Predict(ClientInfo(c, state.round, 0), state.personal.get(c, b"")) for c in clients)
+            found.update(_ensemble(self.method.task, self.clients, pool.map(jobs, count=len(clients))))
+        elif schedule.new_test:
+            # Without models of their own, the ensemble of all clients' models is the server's model.
+            found.update({f"new_{n.removeprefix('global_')}": v for n, v in record.items() if n.startswith("global_")})
+            found["new_test_bytes_up"] = 0
+        if schedule.probe is not None:
+            probes = (
+                Probe(ClientInfo(c, state.round, 0), schedule.probe, state.personal.get(c, b"") if stateful else None)
+                for c in clients
+            )
+            sums: dict[str, list[float]] = {}
+            for figures in pool.map(probes, count=len(clients)):
+                for name, value in figures.items():
+                    sums.setdefault(name, []).append(value)
+            found.update({name: sum(values) / len(values) for name, values in sums.items()})
+        return found
+
+
+def _ensemble(task: Task, clients: Clients, outputs: Iterator[Outputs]) -> Record:
+    """The mean of the models' outputs, and their majority vote, on the common test set."""
+    total = votes = torch.zeros(())
+    models = upload = 0
+    for one in outputs:
+        values = unpack(one.outputs)["outputs"].double()
+        total, models, upload = total + values, models + 1, upload + one.upload
+        if task.outputs == "logits":
+            votes = votes + torch.nn.functional.one_hot(values.argmax(dim=1), values.shape[1])
+    y, mean = clients.test.tensors()[1], (total / models).float()
+    record: Record = {"new_loss": float(task.loss(mean, y)), "new_test_models": models, "new_test_bytes_up": upload}
+    for name, metric in task.metrics.items():
+        record[f"new_{name}"] = float(metric(mean, y).sum()) / len(y)
+        if task.outputs == "logits":
+            # Where classes have as many votes, the larger mean output decides.
+            record[f"vote_{name}"] = float(metric(votes + mean.double().softmax(dim=1) / 2, y).sum()) / len(y)
+    return record
+
+
+class _Kept(NamedTuple):
+    """What a client keeps if the round counts: handles of its stores, and its score."""
+
+    client: int
+    personal: Any
+    codec: Any
+    local: Score | None
 
 
 class _Exchange:
@@ -183,17 +305,19 @@ class _Exchange:
 
     def __init__(self, simulation: Simulation, pool: Pool, round: int) -> None:
         self._simulation, self._pool, self._round = simulation, pool, round
-        self._cohort = sample_cohort(
-            simulation.agreement.round_key(round),
-            clients=simulation.clients.num_clients,
-            cohort=simulation.schedule.cohort,
-        )
+        key, clients = simulation.agreement.round_key(round), simulation.clients.num_clients
+        self._cohort = simulation.schedule.cohort_of(key, round=round, clients=clients)
         self.ledger = Ledger()
         self.replies = 0
         self.rejections: list[Rejection] = []
         self._metrics: dict[str, list[float]] = {}
-        self._done: list[tuple[int, Done]] = []
+        self._done: list[_Kept] = []
         self._sent: tuple[Tree, int] | None = None
+
+    @property
+    def size(self) -> int:
+        """How many clients take part."""
+        return len(self._cohort)
 
     def run(self) -> tuple[Tree, str]:
         """The server's new state, or the reason why the round is abandoned."""
@@ -206,8 +330,9 @@ class _Exchange:
         new = server_round(simulation.agreement, server, itertools.chain([first], stream), self._round)
         for _ in stream:  # a method that stopped early must not leave turns in the pipes
             pass
-        if self.replies < simulation.schedule.min_replies:
-            return server, f"{self.replies} replies accepted, {simulation.schedule.min_replies} needed"
+        needed = min(simulation.schedule.min_replies, self.size)
+        if self.replies < needed:
+            return server, f"{self.replies} replies accepted, {needed} needed"
         if not _finite(new):
             return server, "the server's state would not be finite"
         return new, ""
@@ -222,11 +347,14 @@ class _Exchange:
         state.ledger += self.ledger
         if state.downlink is not None and self._sent is not None:
             state.downlink.keep(*self._sent, self._cohort)
-        for client, done in self._done if accepted else ():
-            state.personal[client] = done.personal
-            state.codec[client] = done.codec_state
-            if done.local is not None:
-                state.local[client] = done.local
+        for done in self._done:
+            for store, staged in ((state.personal, done.personal), (state.codec, done.codec)):
+                if accepted:
+                    store.keep(done.client, staged)
+                else:
+                    store.discard(staged)
+            if accepted and done.local is not None:
+                state.local[done.client] = done.local
 
     def _stream(self) -> Iterator[Reply]:
         """Accepted replies in client order, as they come."""
@@ -264,10 +392,16 @@ class _Exchange:
                 continue
             self.ledger.paper_bytes += method.paper_bytes(sent, reply.message)
             self.replies += 1
-            self._done.append((info.id, result._replace(frame=b"")))
+            self._done.append(self._staged(info.id, result))
             for name, value in result.metrics.items():
                 self._metrics.setdefault(name, []).append(value)
             yield reply
+
+    def _staged(self, client: int, done: Done) -> _Kept:
+        """What the client keeps, in the stores but not yet the client's: a large cohort must not wait in memory."""
+        state = self._simulation.state
+        personal, codec = state.personal.stage(client, done.personal), state.codec.stage(client, done.codec_state)
+        return _Kept(client, personal, codec, done.local)
 
     def _broadcast(self) -> Tree:
         """Send what all clients of the round share; gives what they then have."""

@@ -22,13 +22,28 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from laconic.core import ClientData, ClientInfo, ConfigError, LaconicError, Part, PayloadError, RunError, Tree
+from laconic.codecs import parse
+from laconic.codecs.wire import HEADER_BYTES
+from laconic.core import (
+    ClientData,
+    ClientInfo,
+    ConfigError,
+    Ensembled,
+    LaconicError,
+    Part,
+    PayloadError,
+    RunError,
+    Shared,
+    Tree,
+)
+from laconic.engine.probe import probe
 from laconic.engine.round import Agreement, Score, chunks, client_round, evaluate, receive, to_everyone
 from laconic.engine.store import pack, unpack
 
 _AHEAD = 8  # jobs per worker that may be finished before the oldest one is: bounds what waits in memory
 _TRIES = 3  # workers that may die over a job before we give up
 _DETAIL = 500  # characters of a client's error that a record keeps
+_WHOLE = parse("float32")
 _PATIENCE = 2.0  # seconds that workers have to end by themselves
 
 
@@ -99,6 +114,18 @@ class Station:
         """What the server predicts with."""
         return self.agreement.method.global_model(self.server)
 
+    def local_model(self, client: ClientInfo, personal: bytes) -> torch.nn.Module:
+        """What a client predicts with, from the newest broadcast; before its first turn, from its first state."""
+        method = self.agreement.method
+        held = self.shared.get("held")  # what clients have of the newest broadcast, where they share one
+        key = self.agreement.round_key(client.round)
+        received = unpack(held) if held else method.broadcast(self.server, client, key)
+        return method.local_model(received, unpack(personal) or self.first_personal(client))
+
+    def first_personal(self, client: ClientInfo) -> Tree:
+        """A client's personal state before its first turn."""
+        return self.agreement.method.init_client(self.agreement.key.fold_in("init_client", client.id))
+
     @cached_property
     def test_chunks(self) -> list[Part]:
         """The common test set in pieces."""
@@ -147,9 +174,7 @@ class Train:
             data = station.clients.client(self.client.id)
             if not len(data.train):
                 return Failure("no_data", "the client has no examples to train on")
-            personal = unpack(self.personal) or agreement.method.init_client(
-                agreement.key.fold_in("init_client", self.client.id)
-            )
+            personal = unpack(self.personal) or station.first_personal(self.client)
             state = unpack(self.codec_state) or agreement.link.up.init_state(agreement.method.message_spec(received))
             turn = client_round(agreement, received, self.client, personal, state, data, judge=self.judge)
         except PayloadError as error:
@@ -188,12 +213,66 @@ class JudgeClient:
 
     def run(self, station: Station) -> Score:
         """Its score."""
+        predictor = station.local_model(self.client, self.personal)
+        return evaluate(station.agreement.method.task, predictor, station.clients.client(self.client.id).test)
+
+
+@dataclass(frozen=True)
+class JudgeServerAt:
+    """The server's predictor on a client's own test data."""
+
+    client: ClientInfo
+    small = True
+    once = False
+
+    def run(self, station: Station) -> Score:
+        """Its score."""
+        return evaluate(station.agreement.method.task, station.predictor, station.clients.client(self.client.id).test)
+
+
+class Outputs(NamedTuple):
+    """What a client's model says of the common test set, and the bytes of its one upload."""
+
+    outputs: bytes
+    upload: int
+
+
+@dataclass(frozen=True)
+class Predict:
+    """A client's own predictor on the whole common test set: one member of an ensemble."""
+
+    client: ClientInfo
+    personal: bytes
+    small = False
+    once = False
+
+    def run(self, station: Station) -> Outputs:
+        """What it says, and what having its model at the server would cost: a float32 frame of the client's part."""
         method = station.agreement.method
-        held = station.shared.get("held")  # what clients have of the newest broadcast, where they share one
-        key = station.agreement.round_key(self.client.round)
-        received = unpack(held) if held else method.broadcast(station.server, self.client, key)
-        predictor = method.local_model(received, unpack(self.personal))
-        return evaluate(method.task, predictor, station.clients.client(self.client.id).test)
+        predictor = station.local_model(self.client, self.personal).eval()
+        personal = unpack(self.personal)
+        part = method.own_part(personal) if isinstance(method, Ensembled) else personal
+        payload, _ = _WHOLE.encode(part, Shared(station.agreement.client_key(self.client)), {})
+        with torch.no_grad():
+            outputs = [predictor(chunk.tensors()[0].to(method.task.device)).cpu() for chunk in station.test_chunks]
+        return Outputs(pack({"outputs": torch.cat(outputs)}), HEADER_BYTES + len(payload) if part else 0)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A fresh adversary on the representations that a client's model (the server's, without `personal`) gives."""
+
+    client: ClientInfo
+    layer: str
+    personal: bytes | None
+    small = False
+    once = False
+
+    def run(self, station: Station) -> dict[str, float]:
+        """Its figures."""
+        model = station.predictor if self.personal is None else station.local_model(self.client, self.personal)
+        key = station.agreement.client_key(self.client).fold_in("probe")
+        return probe(model, self.layer, station.clients.client(self.client.id), key)
 
 
 class Pool(Protocol):

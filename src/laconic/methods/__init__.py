@@ -11,25 +11,38 @@ from laconic.methods.catalogue import (
     fedpm,
     fedprox,
     fedsparse,
+    lg_fedavg,
+    lg_fedsparse,
+    local_only,
     methods,
+    mtl,
 )
 from laconic.methods.em import EM, Prior, Start, Vote, weighted_mean
 from laconic.methods.gaussian import Gaussian
 from laconic.methods.laplace import Laplace, median
+from laconic.methods.local_global import Depth, KeepLocal
 from laconic.methods.mixture import Mixture, responsibilities
+from laconic.methods.multitask import MultiTask
+from laconic.methods.objectives import Adversary, Autoencoder, Jigsaw
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Fit, Latent, Pull, Solver, adam, fit, sgd
 from laconic.methods.spike_slab import SpikeSlab
 from laconic.methods.submodel import SubModel
 
 __all__ = [
+    "Adversary",
+    "Autoencoder",
     "BernoulliMask",
+    "Depth",
     "EM",
     "Fit",
     "Gaussian",
+    "Jigsaw",
+    "KeepLocal",
     "Laplace",
     "Latent",
     "Mixture",
+    "MultiTask",
     "Prior",
     "Pull",
     "ServerOptimizer",
@@ -49,8 +62,12 @@ __all__ = [
     "fedprox",
     "fedsparse",
     "fit",
+    "lg_fedavg",
+    "lg_fedsparse",
+    "local_only",
     "median",
     "methods",
+    "mtl",
     "responsibilities",
     "sgd",
     "weighted_mean",

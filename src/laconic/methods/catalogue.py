@@ -6,6 +6,7 @@ Each function's keyword-only parameters are what `[method]` in a configuration m
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from laconic.core import Method, Registry
@@ -13,7 +14,10 @@ from laconic.methods.bernoulli_mask import MASK_SOLVER, BernoulliMask, Evaluate,
 from laconic.methods.em import EM, Weighting
 from laconic.methods.gaussian import Gaussian
 from laconic.methods.laplace import Laplace
+from laconic.methods.local_global import Depth, KeepLocal, Start
 from laconic.methods.mixture import Mixture
+from laconic.methods.multitask import MultiTask, Omega
+from laconic.methods.objectives import Kind, objective_of
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Solver
 from laconic.methods.spike_slab import Sparsity, SpikeSlab
@@ -180,6 +184,80 @@ def fedmask(
     )
 
 
+def lg_fedavg(
+    *,
+    global_layers: int = 1,
+    global_part: Literal["last", "first"] = "last",
+    private: tuple[str, ...] | None = None,
+    fedavg_rounds: int = 0,
+    start: Start = "server",
+    lg_lr: float | None = None,
+    mu: float = 0.0,
+    warmup_epochs: int = 0,
+    warmup_after: int = 0,
+    objective: Kind = "supervised",
+    objective_weight: float | None = None,
+    permutations: int = 24,
+    weighting: Weighting = "examples",
+    solver: Solver = Solver(),
+) -> KeepLocal:
+    """LG-FedAvg: private layers on the devices, a small global model among them (Liang et al., 2020).
+
+    The `global_layers` layers at the `global_part` end are shared; or all but the leaves that match `private`.
+    `fedavg_rounds` of FedAvg on the whole model come first (phase A); `lg_lr` is the learning rate after them.
+    """
+    method = EM("fedprox" if mu else "fedavg", Gaussian(mu), solver, weighting=weighting)
+    end: Literal["last", "first"] = "first" if global_part == "last" else "last"
+    return KeepLocal(
+        method if lg_lr is None else replace(method, solver=replace(solver, lr=lg_lr)),
+        Depth(end, shared_layers=global_layers) if private is None else private,
+        called="lg_fedavg",
+        first=None if lg_lr is None else method,
+        first_rounds=fedavg_rounds,
+        start=start,
+        warmup_epochs=warmup_epochs,
+        warmup_after=warmup_after,
+        objective=objective_of(objective, weight=objective_weight, permutations=permutations),
+    )
+
+
+def lg_fedsparse(
+    *,
+    global_layers: int = 1,
+    global_part: Literal["last", "first"] = "first",
+    private: tuple[str, ...] | None = None,
+    start: Start = "server",
+    sparsity: Sparsity = "mid",
+    lambda0: float | None = None,
+    threshold_lr: float = 1e-3,
+    server: ServerOptimizer | None = ServerOptimizer("adam", lr=0.01),
+    weighting: Weighting = "uniform",
+    solver: Solver = Solver(),
+) -> KeepLocal:
+    """FedSparse on the layers that are shared, the others private: gates close units of the global part only."""
+    method = fedsparse(
+        sparsity=sparsity,
+        lambda0=lambda0,
+        threshold_lr=threshold_lr,
+        server=server,
+        weighting=weighting,
+        solver=solver,
+    )
+    end: Literal["last", "first"] = "first" if global_part == "last" else "last"
+    leaves = Depth(end, shared_layers=global_layers) if private is None else private
+    return KeepLocal(method, leaves, called="lg_fedsparse", start=start)
+
+
+def local_only(*, start: Start = "own", solver: Solver = Solver()) -> KeepLocal:
+    """Every device by itself: no leaf is shared, nothing but empty messages travels."""
+    return KeepLocal(EM("fedavg", Gaussian(), solver), ("*",), called="local_only", start=start, alone=True)
+
+
+def mtl(*, lambda1: float = 1e-7, lambda2: float = 1e-7, omega: Omega = "mean", solver: Solver = Solver()) -> MultiTask:
+    """Mean-regularised multi-task learning: own models, pulled to their mean (Evgeniou & Pontil, 2004)."""
+    return MultiTask("mtl", lambda1, lambda2, omega, solver)
+
+
 _RECIPES: list[Callable[..., Method]] = [fedavg, fedprox, fedopt, fedmedian, fedensemble, fedsparse, feddrop]
-_RECIPES += [fedpm, fedmask]
+_RECIPES += [fedpm, fedmask, lg_fedavg, lg_fedsparse, local_only, mtl]
 methods: Registry[Method] = Registry("method", _RECIPES)

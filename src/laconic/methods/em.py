@@ -199,6 +199,8 @@ def weight_of(reply: Reply, weighting: Weighting) -> float:
 
 def differences(own: Tree, start: Tree) -> Tree:
     """What a client's turn changed, leaf by leaf, ready to be sent."""
+    if not own:
+        return {}
     deltas = torch._foreach_sub([leaf.cpu() for leaf in own.values()], [start[name] for name in own])
     return dict(zip(own, deltas, strict=True))
 
@@ -229,5 +231,5 @@ def weighted_mean(votes: Iterable[Vote]) -> Tree:
 def predictor(task: Task, weights: Tree) -> Predictor:
     """A fresh model with the given weights, ready to predict."""
     module = task.fresh()
-    write_state(module, weights)
+    write_state(module, task.complete(weights))
     return module.eval()

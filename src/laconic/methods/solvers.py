@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -118,57 +119,77 @@ def fit(
     pull: Pull | None = None,
     latent: Latent | None = None,
     memory: Tree | None = None,
+    private_only: bool = False,
 ) -> Fit:
     """Train `task.module` from the weights that it holds on one client's examples, in place.
 
     With `memory`, the optimizer goes on from what it holds, and leaves there what the next fit may go on from.
+    Private leaves (and the weights of a local objective) are trained along, out of sight of `pull` and `latent`;
+    `private_only` trains nothing else.
     """
     pull = pull or Pull()
     module = task.module.train()
     # Batch normalisation cannot be trained on one example: such a remainder of an epoch is passed over.
     smallest = 2 if any(isinstance(layer, _BATCH_NORMS) for layer in module.modules()) else 1
-    weights: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
-    own = weights
+    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    reached: list[Tensor] = [] if private_only else [named[name] for name in task.trainable]
+    shared = reached
     if latent is not None and latent.trained is not None:
-        weights, own = latent.trained, []
+        shared, reached = latent.trained, []
+    beside = [p for name, p in named.items() if name in task.private]
+    if task.side is not None:
+        beside += task.side.parameters
+    weights = [*reached, *beside]
     lr = solver.rate(round=round)
-    step = _STEPS[solver.optimizer](weights, lr, solver, memory)
+    step = _STEPS[solver.optimizer]([*shared, *beside], lr, solver, memory)
     total, steps = torch.zeros((), device=task.device), 0
-    for x, y in _batches(part, solver, key, smallest=smallest):
-        x, y = x.to(task.device), y.to(task.device)
-        if latent is None:
-            draws: list[Tensor] = []
-            loss = task.loss(module(x), y)
+    for rows in _batches(part, solver, key, smallest=smallest):
+        x, y = part.x[rows].to(task.device), part.y[rows].to(task.device)
+        forward: Callable[[Tensor], Tensor] = module
+        draws: list[Tensor] = []
+        if latent is not None:
+            stand_ins, draws = latent.draw(shared)
+            forward = partial(_called, module, dict(stand_ins))
+        if task.side is None:
+            loss = task.loss(forward(x), y)
         else:
-            stand_ins, draws = latent.draw(weights)
-            loss = task.loss(torch.func.functional_call(module, dict(stand_ins), (x,)), y)
-        gradients = list(torch.autograd.grad(loss, [*own, *draws], allow_unused=True, materialize_grads=True))
+            marks = None if part.protected is None else part.protected[rows].to(task.device)
+            task.side.prepare(x, marks)
+            loss = task.side.loss(forward, x, y, marks)
+        gradients = list(torch.autograd.grad(loss, [*weights, *draws], allow_unused=True, materialize_grads=True))
         with torch.no_grad():
             if latent is not None:
-                learnt = latent.learn(weights, gradients[len(own) :])
-                gradients = gradients[: len(own)] if learnt is None else learnt
+                learnt = latent.learn(shared, gradients[len(weights) :])
+                del gradients[len(weights) :]
+                if learnt is not None:
+                    gradients = [*learnt, *gradients[len(reached) :]]
             if solver.clip_norm is not None:
                 gradients = _clipped(gradients, solver.clip_norm)
             if pull.gradient is not None:
                 # Autograd's own tensors may be views of each other (where weights are added up, say).
                 gradients = [gradient.clone() for gradient in gradients]
-                pull.gradient(weights, gradients)
+                pull.gradient(shared, gradients[: len(shared)])
             step(gradients)
             if pull.project is not None:
-                pull.project(weights, lr)
+                pull.project(shared, lr)
         total += loss.detach()
         steps += 1
     return Fit(float(total) / max(steps, 1), steps)
 
 
-def _batches(part: Part, solver: Solver, key: Key, *, smallest: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _called(module: nn.Module, stand_ins: dict[str, Tensor], x: Tensor) -> Tensor:
+    output: Tensor = torch.func.functional_call(module, stand_ins, (x,))
+    return output
+
+
+def _batches(part: Part, solver: Solver, key: Key, *, smallest: int) -> Iterator[Tensor]:
     left = solver.local_steps
     epoch = 0
     usable = min(len(part), solver.batch_size) >= smallest
     while usable and len(part) and (epoch < solver.local_epochs if left is None else left > 0):
         order = torch.from_numpy(key.fold_in("epoch", epoch).numpy().permutation(len(part)))
-        for batch in part.batches(solver.batch_size, order):
-            if len(batch[1]) < smallest:
+        for batch in part.rows(solver.batch_size, order):
+            if len(batch) < smallest:
                 continue
             if left is not None:
                 if left == 0:

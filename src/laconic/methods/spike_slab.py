@@ -145,7 +145,12 @@ class SpikeSlab:
     @cached_property
     def groups(self) -> Groups:
         """The gate groups of the task's model."""
-        return find_groups(self.task.fresh(), structured=self.structured, gate_output=self.gate_output)
+        return find_groups(
+            self.task.fresh(),
+            structured=self.structured,
+            gate_output=self.gate_output,
+            only=self.task.spec if self.task.private else None,
+        )
 
     @cached_property
     def counts(self) -> Tensor:
@@ -303,12 +308,13 @@ class SpikeSlab:
             pull=pull,
             latent=latent,
         )
-        own = {name: leaf.cpu() for name, leaf in read_state(module).items()}
+        state = read_state(module)
+        own = {name: state[name].cpu() for name in self.task.spec}
         pi = posterior.probabilities(own) if self.gates == "sampled" else alive.float()
         drawn = torch.rand(len(pi), generator=key.fold_in("posterior").torch()) < pi
         opened = drawn & alive
         message = {_GATES: opened[alive], **self._packed(differences(own, start), opened)}
-        write_state(module, self.groups.masked(own, opened))
+        write_state(module, {**state, **self.groups.masked(own, opened)})
         return Update(
             message=message,
             personal=personal,

@@ -19,6 +19,7 @@ from laconic.models.plain import (
     conv10,
     lenet5,
     lenet5_fs,
+    lg_adult,
     lg_cnn,
     lg_mlp,
     logistic,
@@ -26,6 +27,7 @@ from laconic.models.plain import (
     vgg_like,
 )
 from laconic.models.resnet import resnet18, resnet20_gn
+from laconic.models.vqa import vqa
 
 models: Registry[nn.Module] = Registry(
     "model",
@@ -36,6 +38,7 @@ models: Registry[nn.Module] = Registry(
         lenet5_fs,
         lenet5,
         lg_cnn,
+        lg_adult,
         conv4,
         conv6,
         conv10,
@@ -43,5 +46,6 @@ models: Registry[nn.Module] = Registry(
         vgg_like,
         resnet20_gn,
         resnet18,
+        vqa,
     ],
 )

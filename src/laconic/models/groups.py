@@ -11,7 +11,7 @@ Unstructured: one gate per weight; biases and normalisation layers have none.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -167,16 +167,26 @@ class Groups:
         return units
 
 
-def find_groups(module: nn.Module, *, structured: bool = True, gate_output: bool = False) -> Groups:
-    """The gate groups of a model; `ConfigError` where it has none, or where its units cannot be followed."""
+def find_groups(
+    module: nn.Module, *, structured: bool = True, gate_output: bool = False, only: Container[str] | None = None
+) -> Groups:
+    """The gate groups of a model; `ConfigError` where it has none, or where its units cannot be followed.
+
+    With `only`, layers any of whose leaves is not in it have no gates.
+    """
     anatomy = dissect(module)
-    gated = [layer for layer in anatomy.layers if not layer.output]
-    heads = [layer for layer in anatomy.layers if layer.output] if gate_output else []
+    leaves = {name: leaf for name, leaf in read_state(module).items() if only is None or name in only}
+    layers_in = [
+        layer
+        for layer in anatomy.layers
+        if layer.weight_leaf in leaves and (not layer.bias or layer.bias_leaf in leaves)
+    ]
+    gated = [layer for layer in layers_in if not layer.output]
+    heads = [layer for layer in layers_in if layer.output] if gate_output else []
     if not gated and not heads:
         raise ConfigError(
             "this model has no gateable layer: gates need a convolution or linear layer before the output layer."
         )
-    leaves = read_state(module)
     count = (
         sum(layer.units for layer in gated) + sum(layer.shape[1] // layer.columns for layer in heads)
         if structured

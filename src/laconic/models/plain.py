@@ -11,7 +11,8 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from laconic.core import ConfigError
 from laconic.models.shapes import flat_size, image_size
@@ -94,6 +95,31 @@ def lg_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     channels, sides = image_size("lg_cnn", shape, classes, side=16)
     head = _dense(16 * _lenet_pixels(sides), (120, 100), classes)
     return _named([*_lenet_convs(channels, 6, 16), nn.Flatten(), *head])
+
+
+def lg_adult(shape: tuple[int, ...], classes: int, *, dropout: float = 0.2) -> nn.Module:
+    """MLP of LG-FedAvg's fairness experiment (Liang et al., 2020): 5,120 + 2,145 parameters for UCI Adult.
+
+    Three layers of 32 (`fc1` to `fc3`, whose output is the representation) and three more to one logit; two classes get
+    0 and that logit.
+    """
+    size = flat_size("lg_adult", shape, classes)
+    if classes != 2:
+        raise ConfigError(f"model 'lg_adult' is for 2 classes, got {classes}; use 'mlp'.")
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"[model] lg_adult: dropout must lie in [0, 1), got {dropout}.")
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs in (size, 32):
+        layers += [nn.Linear(inputs, 32), nn.ReLU(), nn.Dropout(dropout)]
+    return _named([*layers, nn.Linear(32, 32), nn.ReLU(), *_dense(32, (32, 32), 1), TwoLogits()])
+
+
+class TwoLogits(nn.Module):
+    """One logit z as two: softmax(0, z) gives the probabilities 1 − σ(z) and σ(z)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(0, z)."""
+        return torch.cat([torch.zeros_like(x), x], dim=1)
 
 
 def conv4(shape: tuple[int, ...], classes: int, *, width: float = 1.0) -> nn.Module:
@@ -200,5 +226,5 @@ def _named(layers: Iterable[nn.Module]) -> nn.Module:
             count[_NUMBERED[kind]] += 1
             named[f"{_NUMBERED[kind]}{count[_NUMBERED[kind]]}"] = layer
         else:
-            named[_SINGLE[kind]] = layer
+            named["logits" if isinstance(layer, TwoLogits) else _SINGLE[kind]] = layer
     return nn.Sequential(named)
