@@ -136,7 +136,7 @@ def fit(
     shared = reached
     if latent is not None and latent.trained is not None:
         shared, reached = latent.trained, []
-    beside = [p for name, p in named.items() if name in task.private]
+    beside: list[Tensor] = [p for name, p in named.items() if name in task.private]
     if task.side is not None:
         beside += task.side.parameters
     weights = [*reached, *beside]
