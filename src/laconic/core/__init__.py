@@ -11,7 +11,18 @@ from laconic.core.errors import (
     did_you_mean,
 )
 from laconic.core.objects import find_object
-from laconic.core.protocols import Artifact, Codec, Compact, Method, Predictor, Reply, Shared, Update
+from laconic.core.protocols import (
+    Artifact,
+    Codec,
+    Compact,
+    Lockstep,
+    Method,
+    Predictor,
+    Reply,
+    Shared,
+    Update,
+    lockstep,
+)
 from laconic.core.random import Key, isolated
 from laconic.core.registry import Registry, checked_settings, flat, resolved_settings
 from laconic.core.task import Loss, Metric, Task, accuracy, bound_task, read_state, write_state
@@ -43,6 +54,7 @@ __all__ = [
     "Key",
     "LaconicError",
     "Leaf",
+    "Lockstep",
     "Loss",
     "Method",
     "Metric",
@@ -69,6 +81,7 @@ __all__ = [
     "flat",
     "isolated",
     "leaf_bytes",
+    "lockstep",
     "map_tree",
     "num_values",
     "prefixed",
