@@ -45,6 +45,7 @@ from laconic.methods import (
     fedprox,
     fedsparse,
     sgd,
+    vardrop,
 )
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "fedensemble",
     "fedsparse",
     "feddrop",
+    "vardrop",
     "Solver",
     "ServerOptimizer",
     "sgd",

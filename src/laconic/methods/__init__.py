@@ -1,16 +1,29 @@
 """Methods: what a client learns, what it sends and how the server combines it."""
 
-from laconic.methods.catalogue import fedavg, feddrop, fedensemble, fedmedian, fedopt, fedprox, fedsparse, methods
+from laconic.methods.catalogue import (
+    fedavg,
+    feddrop,
+    fedensemble,
+    fedmedian,
+    fedopt,
+    fedprox,
+    fedsparse,
+    methods,
+    vardrop,
+)
 from laconic.methods.em import EM, Prior, Start, Vote, weighted_mean
 from laconic.methods.gaussian import Gaussian
 from laconic.methods.laplace import Laplace, median
+from laconic.methods.lockstep import Synchronous
 from laconic.methods.mixture import Ensemble, Mixture, responsibilities
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Fit, Latent, Pull, Solver, adam, fit, sgd
 from laconic.methods.spike_slab import SpikeSlab
 from laconic.methods.submodel import SubModel
+from laconic.methods.variational import Averaged, Posterior
 
 __all__ = [
+    "Averaged",
     "EM",
     "Ensemble",
     "Fit",
@@ -18,6 +31,7 @@ __all__ = [
     "Laplace",
     "Latent",
     "Mixture",
+    "Posterior",
     "Prior",
     "Pull",
     "ServerOptimizer",
@@ -25,6 +39,7 @@ __all__ = [
     "SpikeSlab",
     "Start",
     "SubModel",
+    "Synchronous",
     "Vote",
     "adam",
     "fedavg",
@@ -39,5 +54,6 @@ __all__ = [
     "methods",
     "responsibilities",
     "sgd",
+    "vardrop",
     "weighted_mean",
 ]

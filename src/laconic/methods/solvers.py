@@ -113,15 +113,20 @@ def fit(
     key: Key,
     pull: Pull | None = None,
     latent: Latent | None = None,
+    rates: Mapping[str, float] | None = None,
 ) -> Fit:
-    """Train `task.module` from the weights that it holds on one client's examples, in place."""
+    """Train `task.module` from the weights that it holds on one client's examples, in place.
+
+    `rates` gives some leaves a learning rate of their own, as a multiple of the solver's.
+    """
     pull = pull or Pull()
     module = task.module.train()
     # Batch normalisation cannot be trained on one example: such a remainder of an epoch is passed over.
     smallest = 2 if any(isinstance(layer, _BATCH_NORMS) for layer in module.modules()) else 1
     weights: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
     lr = solver.rate(round=round)
-    step = _STEPS[solver.optimizer](weights, lr, solver)
+    scales = None if rates is None else [rates.get(name, 1.0) for name in task.trainable]
+    step = _STEPS[solver.optimizer](weights, lr, solver, scales)
     total, steps = torch.zeros((), device=task.device), 0
     for x, y in _batches(part, solver, key, smallest=smallest):
         x, y = x.to(task.device), y.to(task.device)
@@ -172,7 +177,7 @@ def _clipped(gradients: list[Tensor], limit: float) -> list[Tensor]:
     return list(torch._foreach_mul(gradients, (limit / norm).clamp(max=1.0)))
 
 
-def _sgd_step(weights: list[Tensor], lr: float, solver: Solver) -> Step:
+def _sgd_step(weights: list[Tensor], lr: float, solver: Solver, scales: list[float] | None) -> Step:
     velocity: list[Tensor] = []
 
     def step(gradients: list[Tensor]) -> None:
@@ -186,13 +191,16 @@ def _sgd_step(weights: list[Tensor], lr: float, solver: Solver) -> Step:
             else:
                 velocity.extend(gradient.clone() for gradient in gradients)
             gradients = velocity
+        if scales is not None:
+            gradients = list(torch._foreach_mul(gradients, scales))
         torch._foreach_add_(weights, gradients, alpha=-lr)
 
     return step
 
 
-def _adam_step(weights: list[Tensor], lr: float, solver: Solver) -> Step:
-    optimizer = torch.optim.Adam(weights, lr=lr, weight_decay=solver.weight_decay)
+def _adam_step(weights: list[Tensor], lr: float, solver: Solver, scales: list[float] | None) -> Step:
+    groups = [{"params": [w], "lr": lr * s} for w, s in zip(weights, scales or [1.0] * len(weights), strict=True)]
+    optimizer = torch.optim.Adam(weights if scales is None else groups, lr=lr, weight_decay=solver.weight_decay)
 
     def step(gradients: list[Tensor]) -> None:
         for weight, gradient in zip(weights, gradients, strict=True):

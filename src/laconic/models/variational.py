@@ -218,3 +218,8 @@ def dropout_rate(log_alpha: float) -> float:
     0.953
     """
     return 1 / (1 + math.exp(-log_alpha))
+
+
+def noise_of(module: nn.Module) -> Noise:
+    """What the layers of a module in its variational form draw from: one source for all."""
+    return next(noise for layer in module.modules() if isinstance(noise := getattr(layer, "noise", None), Noise))
