@@ -69,6 +69,7 @@ from laconic.methods.variational import (
 
 _STEP, _CHECKS = "#step", "#checks"
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
+_DENSE = 0.2  # with more values than this, a step on all weights is quicker than one on those that move
 
 
 class Moments(NamedTuple):
@@ -215,20 +216,23 @@ class Synchronous:
         self, old: Moments | Tensor, gradient: Tensor, mask: Tensor | None, lr: float, count: int
     ) -> Moments | Tensor:
         shape = (old.value if isinstance(old, Moments) else old).shape
-        if mask is None or bool(mask.all()):
-            gradient, rows = gradient.reshape(shape), None
-        elif self.ghost_updates:
-            zeros = torch.zeros(mask.shape, dtype=gradient.dtype)
-            gradient, rows = put(gradient, mask, zeros).reshape(shape), None
+        rows: Tensor | None = None
+        if mask is None or gradient.numel() == mask.numel():
+            gradient, mask = gradient.reshape(shape), None
+        elif self.ghost_updates or gradient.numel() > _DENSE * mask.numel():
+            gradient = put(gradient, mask, torch.zeros(mask.shape, dtype=gradient.dtype)).reshape(shape)
+            mask = None if self.ghost_updates else mask.reshape(shape)
         else:
             rows = mask.nonzero().squeeze(1)
-
         if not isinstance(old, Moments):
             if rows is None:
                 return old.add(gradient, alpha=-lr)
             return old.reshape(-1).index_add(0, rows, gradient, alpha=-lr).reshape(shape)
         if rows is None:
-            return old.moved(gradient, lr=lr, count=count)
+            moved = old.moved(gradient, lr=lr, count=count)
+            if mask is None:
+                return moved
+            return Moments(*(torch.where(mask, b, a) for a, b in zip(old, moved, strict=True)))
         part = Moments(*(leaf.reshape(-1).index_select(0, rows) for leaf in old))
         moved = part.moved(gradient, lr=lr, count=count)
         return Moments(*(a.reshape(-1).index_copy(0, rows, b).reshape(shape) for a, b in zip(old, moved, strict=True)))

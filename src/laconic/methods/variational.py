@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -129,6 +129,8 @@ class Form:
     plain: Task
     task: Task
     weights: tuple[str, ...]
+    _specs: list[tuple[tuple[Tensor, ...], Spec]] = field(default_factory=list)
+    """The last specs that were made, and of which masks: both ends of a link ask for theirs several times a round."""
 
     @classmethod
     def of(cls, task: Task, posterior: Posterior) -> Form:
@@ -200,14 +202,19 @@ class Form:
 
     def spec(self, last: Mapping[str, Tensor] | None) -> Spec:
         """A message: bits, of which `last` tells the likely ones, and as many values; all else whole."""
-        spec: Spec = {}
+        masks = () if last is None else tuple(last[weight] for weight in self.weights)
+        for known, spec in self._specs:
+            if len(known) == len(masks) and all(a is b for a, b in zip(known, masks, strict=True)):
+                return dict(spec)
+        spec = {}
         for weight, size in self.sizes.items():
             expected = None if last is None else last[weight].float() * (_LIKELY - _UNLIKELY) + _UNLIKELY
             spec[MASK + weight] = Leaf((size,), torch.bool, expected=expected)
         for name, leaf in self.moving.items():
             owner = self.masked.get(name)
             spec[name] = leaf if owner is None else Leaf((leaf.size,), leaf.dtype, length=_Count(MASK + owner))
-        return spec
+        self._specs[:] = [(masks, spec), *self._specs[:1]]
+        return dict(spec)
 
     def packed(self, tree: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> Tree:
         """A tree as it is sent."""
