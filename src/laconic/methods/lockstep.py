@@ -205,7 +205,8 @@ class Synchronous:
                 continue
             old = Moments(weights[name], first[name], second[name]) if self._adam else weights[name]
             mask = None if (owner := form.masked.get(name)) is None else union[owner]
-            new = self._moved(old, gradient, mask, lr, number)
+            rate = lr * self.posterior.sigma_lr if name in form.sigmas else lr
+            new = self._moved(old, gradient, mask, rate, number)
             if isinstance(new, Moments):
                 weights[name], first[name], second[name] = new
             else:

@@ -229,19 +229,19 @@ class Form:
         return {weight: message[MASK + weight] for weight in self.weights}
 
     def sent_values(self, message: Mapping[str, Tensor]) -> int:
-        """Values of a message, bits left out."""
-        return sum(message[name].numel() for name in self.moving)
+        """Values of a message; bits and running statistics are left out."""
+        return sum(message[name].numel() for name in self.trained)
 
     def values_on(self, masks: Mapping[str, Tensor]) -> int:
         """Values of a message with these masks."""
         counts = {weight: int(mask.sum()) for weight, mask in masks.items()}
         return sum(
-            counts[self.masked[name]] if name in self.masked else leaf.size for name, leaf in self.moving.items()
+            counts[self.masked[name]] if name in self.masked else self.moving[name].size for name in self.trained
         )
 
     def share_sent(self, masks: Mapping[str, Tensor]) -> float:
         """Values that are sent of those that could be."""
-        return self.values_on(masks) / sum(leaf.size for leaf in self.moving.values())
+        return self.values_on(masks) / sum(self.moving[name].size for name in self.trained)
 
     def sparsity(self, masks: Mapping[str, Tensor]) -> dict[str, float]:
         """The share of weights that count, of all and by layer."""
