@@ -5,13 +5,14 @@ from __future__ import annotations
 import laconic as lc
 
 
-def main(rounds: int = 120) -> None:
+def main(rounds: int = 150) -> None:
     """Train on the digits and print what was sent and what is left."""
     method = lc.vardrop(
-        first_log_sigma2=-6.0,
-        sigma_lr=30.0,
-        kl_start=1.0,
-        kl_full=3.0,
+        first_log_sigma2=-8.0,
+        sigma_lr=3.0,
+        kl_size="federation",
+        kl_start=2.0,
+        kl_full=6.0,
         solver=lc.Solver(optimizer="adam", lr=5e-3, local_steps=1, batch_size=64),
     )
     run = lc.fit(
@@ -19,7 +20,7 @@ def main(rounds: int = 120) -> None:
         data=lc.data.digits(clients=4, partition="iid"),
         rounds=rounds,
         cohort=4,
-        eval_every=rounds // 6,
+        eval_every=rounds // 5,
         workers=0,
         local_eval=False,
     )
