@@ -54,6 +54,7 @@ from laconic.methods import (
     local_only,
     mtl,
     sgd,
+    vardrop,
 )
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "feddrop",
     "fedpm",
     "fedmask",
+    "vardrop",
     "lg_fedavg",
     "lg_fedsparse",
     "local_only",

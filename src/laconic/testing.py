@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from laconic.core import (
     ClientInfo,
     Codec,
     Key,
+    Lockstep,
     Method,
     Part,
     Predictor,
@@ -50,6 +51,7 @@ from laconic.core import (
     Update,
     describe,
     isolated,
+    lockstep,
     preferred_link,
     prepared,
     resolve,
@@ -241,6 +243,31 @@ class Byzantine:
         """As the method."""
         return self.method.paper_bytes(received, message)
 
+    @property
+    def lockstep(self) -> bool:
+        """As the method."""
+        return lockstep(self.method) is not None
+
+    @property
+    def _steps(self) -> Lockstep:
+        return cast(Lockstep, self.method)
+
+    def first_held(self, server: Tree) -> Tree:
+        """As the method."""
+        return self._steps.first_held(server)
+
+    def step_spec(self, held: Tree) -> Spec:
+        """As the method."""
+        return self._steps.step_spec(held)
+
+    def absorb(self, held: Tree, sent: Tree) -> Tree:
+        """As the method."""
+        return self._steps.absorb(held, sent)
+
+    def verify(self, reply: Reply) -> None:
+        """As the method."""
+        self._steps.verify(reply)
+
 
 # --- the examination of a method -------------------------------------------------------------------------------------
 
@@ -272,7 +299,8 @@ def check_method(
     _law(bound.task is task, method, "after bind(task), `task` must be that task")
     with one_thread():
         _Functions(Agreement(bound, Link(exact, exact), Key.from_seed(seed)), clients).check()
-    schedule = Schedule(rounds=rounds, cohort=min(cohort, clients.num_clients), eval_every=2, workers=0)
+    cohort = clients.num_clients if lockstep(bound) else min(cohort, clients.num_clients)
+    schedule = Schedule(rounds=rounds, cohort=cohort, eval_every=2, workers=0)
     _Runs(method, task, clients, schedule, seed).check(exact, lossy, workers)
 
 
@@ -357,17 +385,29 @@ class _Functions:
         address = client if method.per_client else to_everyone(client.round)
         received = self._twice("broadcast", lambda: method.broadcast(dict(server), address, key), server)
         self._check_spec("broadcast", received, method.broadcast_spec(address, key), "broadcast_spec")
+        steps = self.agreement.lockstep
         if not method.per_client:
             same = tree_sha256(method.broadcast(dict(server), client, key)) == tree_sha256(received)
             self._law(same, "the broadcast depends on the client, but per_client is False", number=2)
-        return received
+        if steps is None:
+            return received
+        held = steps.first_held(dict(server))
+        self._check_spec("broadcast", received, steps.step_spec(dict(held)), "step_spec")
+        inputs = {**{f"held {n}": leaf for n, leaf in held.items()}, **{f"sent {n}": v for n, v in received.items()}}
+        after = self._twice("absorb", lambda: steps.absorb(dict(held), dict(received)), inputs)
+        again = steps.absorb(dict(after), dict(received))
+        self._law(tree_sha256(again) == tree_sha256(after), "the same broadcast, absorbed twice, changes what is held")
+        return after
 
     def _other_turn(self, server: Tree, number: int) -> None:
         """Somebody else's turn in between, with another key: what it leaves behind must not matter."""
         other = ClientInfo((number + 1) % self.clients.num_clients, 2, 0)
         key = self.agreement.client_key(other)
-        round_key = self.agreement.round_key(2)
-        received = self.method.broadcast(server, other if self.method.per_client else to_everyone(2), round_key)
+        received = self.method.broadcast(
+            server, other if self.method.per_client else to_everyone(2), self.agreement.round_key(2)
+        )
+        if (steps := self.agreement.lockstep) is not None:
+            received = steps.absorb(steps.first_held(server), received)
         personal = self.method.init_client(self.agreement.key.fold_in("init_client", other.id))
         with isolated(key):
             self.method.client_update(received, personal, self.clients.client(other.id), other, key)

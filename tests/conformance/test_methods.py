@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from laconic.codecs import parse
-from laconic.core import ClientInfo, Key, Method, Reply, Task, Tree, isolated, prepared, tree_sha256
+from laconic.core import ClientInfo, Key, Method, Reply, Task, Tree, isolated, lockstep, prepared, tree_sha256
 from laconic.engine import Agreement, Link, Schedule, Simulation, sample_cohort, to_everyone
 from laconic.engine.workers import Job, Station
 from laconic.methods import (
@@ -52,6 +52,7 @@ def simulation(
     workers: int = 0,
     seed: int = 0,
 ) -> Simulation:
+    cohort = FEDERATION.num_clients if lockstep(method) else cohort
     schedule = Schedule(rounds=rounds, cohort=cohort, workers=workers, eval_every=2)
     both = Link(parse(link), parse(link))
     return Simulation(method, task or task_of(method), FEDERATION, both, schedule, seed=seed)
@@ -83,7 +84,9 @@ def test_every_method_keeps_the_laws_over_few_bits(name: str) -> None:
 
 def is_ragged(method: Method) -> bool:
     bound, client, key = method.bind(small_task()), ClientInfo(0, 1, 0), Key.from_seed(0)
-    spec = bound.message_spec(bound.broadcast(bound.init(key), client, key))
+    steps = lockstep(bound)
+    received = steps.first_held(bound.init(key)) if steps else bound.broadcast(bound.init(key), client, key)
+    spec = bound.message_spec(received)
     return any(leaf.length is not None for leaf in spec.values())
 
 
@@ -134,11 +137,15 @@ def by_hand(method: Method, task: Task, rounds: int, cohort: int) -> Tree:
     agreement = Agreement(bound, Link(parse("float32"), parse("float32")), Key.from_seed(0))
     server = bound.init(agreement.key.fold_in("init"))
     personal: dict[int, Tree] = {}
+    steps = lockstep(bound)
+    held = steps.first_held(server) if steps else {}
+    cohort = FEDERATION.num_clients if steps else cohort
     for number in range(1, rounds + 1):
         key, replies = agreement.round_key(number), []
+        held = steps.absorb(held, bound.broadcast(server, to_everyone(number), key)) if steps else held
         for c in sample_cohort(key, clients=FEDERATION.num_clients, cohort=cohort):
             client, data = ClientInfo(c, number, 0), FEDERATION.client(c)
-            received = bound.broadcast(server, client if bound.per_client else to_everyone(number), key)
+            received = held or bound.broadcast(server, client if bound.per_client else to_everyone(number), key)
             own = personal.get(c) or bound.init_client(agreement.key.fold_in("init_client", c))
             with isolated(agreement.client_key(client).fold_in("torch")):
                 update = bound.client_update(received, own, data, client, agreement.client_key(client))

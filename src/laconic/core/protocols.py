@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from torch import nn
 
@@ -105,6 +105,44 @@ class Ensembled(Protocol):
     def own_part(self, personal: Tree) -> Tree:
         """What a client would have to send once, so that the server has the client's model."""
         ...
+
+
+@runtime_checkable
+class Lockstep(Protocol):
+    """What a method has besides whose clients march in step (synchronous SGD): it says so by `lockstep = True`.
+
+    Every client takes part in every round and holds a replica of the same tree. A broadcast is a step from there: what
+    is sent builds on what clients hold, so it can be read with that as side information, and `received` in all other
+    functions is what they hold after it. The engine keeps that tree once, for it is the same everywhere; a client on
+    a machine of its own keeps it itself.
+    """
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether clients march in step."""
+        ...
+
+    def first_held(self, server: Tree) -> Tree:
+        """What clients hold before the first broadcast: it comes from the run's key, as the server's first state."""
+        ...
+
+    def step_spec(self, held: Tree) -> Spec:
+        """What a client that holds this knows about the next broadcast beforehand."""
+        ...
+
+    def absorb(self, held: Tree, sent: Tree) -> Tree:
+        """What clients hold after a broadcast. The same broadcast again, after a round that was abandoned, changes
+        nothing."""
+        ...
+
+    def verify(self, reply: Reply) -> None:
+        """Raise `PayloadError` where a client does not hold what it should."""
+        ...
+
+
+def lockstep(method: Method) -> Lockstep | None:
+    """The method as one whose clients march in step, if it is one."""
+    return cast(Lockstep, method) if getattr(method, "lockstep", False) else None
 
 
 class Method(Protocol):

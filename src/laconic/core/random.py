@@ -74,7 +74,17 @@ def isolated(key: Key) -> Iterator[None]:
     >>> bool(a == b)
     True
     """
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(key.seed() & 0x7FFF_FFFF_FFFF_FFFF)
+    seed = key.seed() & 0x7FFF_FFFF_FFFF_FFFF
+    if torch.accelerator.is_available():
+        devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            yield
+        return
+    # On the CPU alone: torch.manual_seed would also leave a note, with a stack trace, for a GPU that never comes.
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
         yield
+    finally:
+        torch.set_rng_state(state)

@@ -29,6 +29,7 @@ from laconic.core import (
     Codec,
     ConfigError,
     Key,
+    Lockstep,
     Method,
     Part,
     PayloadError,
@@ -40,6 +41,7 @@ from laconic.core import (
     Tree,
     describe,
     isolated,
+    lockstep,
     map_tree,
 )
 
@@ -98,16 +100,27 @@ class Agreement:
     def sends_changes(self) -> bool:
         """Whether the way down carries changes (see `engine.downlink`) or the whole broadcast.
 
-        Changes need a broadcast that all clients share and whose leaves keep their shapes.
+        Changes need a broadcast that all clients share and whose leaves keep their shapes. The steps of a method whose
+        clients march in step are changes of their own kind, and sent as they are.
         """
-        if _values_id(self.link.down) in _WHOLE or self.method.per_client:
+        if _values_id(self.link.down) in _WHOLE or self.method.per_client or self.lockstep is not None:
             return False
         spec = self.method.broadcast_spec(EVERYONE, self.round_key(0))
         return all(leaf.dtype.is_floating_point and leaf.length is None for leaf in spec.values())
 
+    @cached_property
+    def lockstep(self) -> Lockstep | None:
+        """The method, if its clients march in step."""
+        return lockstep(self.method)
+
+    @cached_property
+    def builds_on_known(self) -> bool:
+        """Whether a broadcast can only be read by whoever holds what came before it."""
+        return self.sends_changes or self.lockstep is not None
+
     def check_downlink(self) -> None:
         """Refuse a codec that is made for changes where only whole weights can be sent; bits and counts pass any."""
-        if self.sends_changes or _values_id(self.link.down) in _BEARABLE:
+        if self.builds_on_known or _values_id(self.link.down) in _BEARABLE:
             return
         if any(
             leaf.dtype.is_floating_point for leaf in self.method.broadcast_spec(EVERYONE, self.round_key(0)).values()
@@ -119,7 +132,24 @@ class Agreement:
 
     def first_known(self) -> Tree:
         """What everybody knows before the first round: the initial broadcast, from the run's key."""
-        return self.method.broadcast(self.method.init(self.key.fold_in("init")), EVERYONE, self.round_key(0))
+        server = self.method.init(self.key.fold_in("init"))
+        if self.lockstep is not None:
+            return self.lockstep.first_held(server)
+        return self.method.broadcast(server, EVERYONE, self.round_key(0))
+
+    def broadcast_spec(self, client: ClientInfo, known: Tree | None) -> Spec:
+        """What a client that holds `known` knows about the broadcast of a round beforehand."""
+        if self.lockstep is not None and known is not None:
+            return self.lockstep.step_spec(known)
+        return self.method.broadcast_spec(client, self.round_key(client.round))
+
+    def received(self, decoded: Tree, known: Tree | None) -> Tree:
+        """What a client that held `known` has after a broadcast."""
+        if known is None:
+            return decoded
+        if self.lockstep is not None:
+            return self.lockstep.absorb(known, decoded)
+        return map_tree(torch.add, decoded, known)  # in the order of the spec
 
     def round_key(self, round: int) -> Key:
         """What all parties of a round share."""
@@ -203,14 +233,14 @@ def send(agreement: Agreement, server: Tree, client: ClientInfo, known: Tree | N
     """
     key = agreement.round_key(client.round)
     codec = agreement.link.down
-    spec = agreement.method.broadcast_spec(client, key)
+    spec = agreement.broadcast_spec(client, known)
     shared = Shared.of(spec, key.fold_in("down", client.id))
     tree = _in_order(agreement.method.broadcast(server, client, key), spec)
-    if known is not None:
+    if known is not None and agreement.lockstep is None:
         tree = map_tree(torch.sub, tree, known)
     payload, _ = codec.encode(tree, shared, {})
     frame = _sealed(agreement, Direction.DOWN, client, payload)
-    return frame, _received(codec.decode(payload, spec, shared), known)
+    return frame, agreement.received(codec.decode(payload, spec, shared), known)
 
 
 def to_everyone(round: int) -> ClientInfo:
@@ -222,13 +252,13 @@ def to_everyone(round: int) -> ClientInfo:
 
 
 def receive(agreement: Agreement, frame: bytes, client: ClientInfo, known: Tree | None = None) -> Tree:
-    """What a client has after the frame that came down; `known` is what it had, where changes are sent."""
+    """What a client has after the frame that came down; `known` is what it had, where frames build on that."""
     key = agreement.round_key(client.round)
     codec = agreement.link.down
     _, payload = _opened(agreement, Direction.DOWN, client, frame)
-    spec = agreement.method.broadcast_spec(client, key)
+    spec = agreement.broadcast_spec(client, known)
     shared = Shared.of(spec, key.fold_in("down", client.id))
-    return _received(codec.decode(payload, spec, shared), known)
+    return agreement.received(codec.decode(payload, spec, shared), known)
 
 
 def _in_order(tree: Tree, spec: Spec) -> Tree:
@@ -237,10 +267,6 @@ def _in_order(tree: Tree, spec: Spec) -> Tree:
         odd = sorted(tree.keys() ^ spec.keys())
         raise RuntimeError(f"the method's message and its spec differ in {odd[0]!r}.")
     return {name: tree[name] for name in spec}
-
-
-def _received(decoded: Tree, known: Tree | None) -> Tree:
-    return decoded if known is None else map_tree(torch.add, decoded, known)  # in the order of the spec
 
 
 def client_round(
@@ -280,12 +306,15 @@ def open_reply(agreement: Agreement, frame: bytes, received: Tree, client: Clien
         shared = Shared.of(spec, agreement.client_key(client).fold_in("up"), received)
         message = codec.decode(payload, spec, shared)
         _check_bounded(message, agreement.max_value)
+        reply = Reply(replace(client, examples=header.weight), message, received)
+        if agreement.lockstep is not None:
+            agreement.lockstep.verify(reply)
     except PayloadError as error:
         raise error.at(client=client.id, round=client.round) from None
     except Exception as error:  # a codec of the user's own that is less careful than ours
         said = PayloadError("codec_error", f"the codec raised {type(error).__name__}: {error}")
         raise said.at(client=client.id, round=client.round) from error
-    return Reply(replace(client, examples=header.weight), message, received)
+    return reply
 
 
 def _check_bounded(message: Tree, limit: float) -> None:

@@ -147,10 +147,15 @@ class Simulation:
         self.state = State(0, self.agreement.method.init(self.agreement.key.fold_in("init")))
         # What does not go together is said before any worker starts.
         self.agreement.check_downlink()
+        if self.agreement.lockstep is not None and schedule.cohort != clients.num_clients:
+            raise ConfigError(
+                f"{self.method.name}: its clients march in step, so all of them take part in every round; "
+                f"set run.cohort to {clients.num_clients} (got {schedule.cohort}), or local_steps to more than 1."
+            )
         if not self.method.per_client:
             first = self.agreement.first_known()
             link.up.init_state(self.method.message_spec(first))
-            if self.agreement.sends_changes:
+            if self.agreement.builds_on_known:
                 self.state.downlink = Downlink(first, from_key=task.initial is None)
 
     @property
@@ -446,7 +451,8 @@ def settings_text(method: Method) -> str:
 
 def _finite(tree: Tree) -> bool:
     leaves = [leaf for leaf in tree.values() if leaf.is_floating_point()]
-    return all(bool(torch.isfinite(leaf).all()) for leaf in leaves)
+    # A sum that is finite has finite terms: one pass in the usual case.
+    return all(bool(leaf.sum().isfinite()) or bool(leaf.isfinite().all()) for leaf in leaves)
 
 
 @contextmanager

@@ -90,9 +90,15 @@ class Station:
     agreement: Agreement
     clients: Clients
     shared: dict[str, bytes] = field(default_factory=dict)
+    known: Tree | None = None
+    """What clients held before this round's frame, where this station has seen the frame before."""
 
     def share(self, values: dict[str, bytes]) -> None:
         """Take in what the parent shares; what was derived from older values is forgotten."""
+        if "known" in values:
+            self.known = None
+        elif "frame" in values and self.agreement.builds_on_known:
+            self.known = self.received
         self.shared.update(values)
         for name in ("received", "server", "predictor"):
             self.__dict__.pop(name, None)
@@ -100,7 +106,9 @@ class Station:
     @cached_property
     def received(self) -> Tree:
         """The decoded broadcast of this round: decoded once, however many clients have their turn here."""
-        known = unpack(self.shared["known"]) if self.agreement.sends_changes else None
+        known = self.known
+        if known is None and self.agreement.builds_on_known:
+            known = unpack(self.shared["known"])
         everyone = to_everyone(int.from_bytes(self.shared["round"], "little"))
         return receive(self.agreement, self.shared["frame"], everyone, known)
 
@@ -360,8 +368,11 @@ class Processes:
 
     def share(self, **values: bytes) -> None:
         """Give every worker some values."""
+        # What clients held before a frame is what a station that saw the frame before has itself: every worker but
+        # those that are still to be forked.
+        news = {name: value for name, value in values.items() if name != "known" or name not in self._shared}
         self._shared.update(values)
-        packed = pickle.dumps(("share", values), protocol=5)
+        packed = pickle.dumps(("share", news), protocol=5)
         for place, worker in enumerate(self._workers):
             try:
                 worker.pipe.send_bytes(packed)

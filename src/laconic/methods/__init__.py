@@ -16,11 +16,13 @@ from laconic.methods.catalogue import (
     local_only,
     methods,
     mtl,
+    vardrop,
 )
 from laconic.methods.em import EM, Prior, Start, Vote, weighted_mean
 from laconic.methods.gaussian import Gaussian
 from laconic.methods.laplace import Laplace, median
 from laconic.methods.local_global import Depth, KeepLocal
+from laconic.methods.lockstep import Synchronous
 from laconic.methods.mixture import Mixture, responsibilities
 from laconic.methods.multitask import MultiTask
 from laconic.methods.objectives import Adversary, Autoencoder, Jigsaw
@@ -28,10 +30,12 @@ from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Fit, Latent, Pull, Solver, adam, fit, sgd
 from laconic.methods.spike_slab import SpikeSlab
 from laconic.methods.submodel import SubModel
+from laconic.methods.variational import Averaged, Posterior
 
 __all__ = [
     "Adversary",
     "Autoencoder",
+    "Averaged",
     "BernoulliMask",
     "Depth",
     "EM",
@@ -43,6 +47,7 @@ __all__ = [
     "Latent",
     "Mixture",
     "MultiTask",
+    "Posterior",
     "Prior",
     "Pull",
     "ServerOptimizer",
@@ -50,6 +55,7 @@ __all__ = [
     "SpikeSlab",
     "Start",
     "SubModel",
+    "Synchronous",
     "Vote",
     "adam",
     "fedavg",
@@ -70,5 +76,6 @@ __all__ = [
     "mtl",
     "responsibilities",
     "sgd",
+    "vardrop",
     "weighted_mean",
 ]

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from laconic.core import Method, Registry
+from laconic.core import ConfigError, Method, Registry
 from laconic.methods.bernoulli_mask import MASK_SOLVER, BernoulliMask, Evaluate, Reset, Ste
 from laconic.methods.em import EM, Weighting
 from laconic.methods.gaussian import Gaussian
 from laconic.methods.laplace import Laplace
 from laconic.methods.local_global import Depth, KeepLocal, Start
+from laconic.methods.lockstep import Synchronous
 from laconic.methods.mixture import Mixture
 from laconic.methods.multitask import MultiTask, Omega
 from laconic.methods.objectives import Kind, objective_of
@@ -22,6 +23,7 @@ from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Solver
 from laconic.methods.spike_slab import Sparsity, SpikeSlab
 from laconic.methods.submodel import SubModel
+from laconic.methods.variational import Averaged, Posterior
 from laconic.models.frozen import FrozenScale
 from laconic.privacy import MaskPrivacy
 
@@ -184,6 +186,47 @@ def fedmask(
     )
 
 
+def vardrop(
+    *,
+    share_alpha: bool = False,
+    threshold: float = 3.0,
+    first_log_sigma2: float = -10.0,
+    kl_scale: float = 1.0,
+    kl_size: Literal["local", "federation"] = "local",
+    kl_start: float = 0.0,
+    kl_full: float = 0.0,
+    sigma_lr: float = 1.0,
+    decay_rounds: int | None = None,
+    ghost_updates: bool = False,
+    vote: float = 0.0,
+    check_every: int = 100,
+    weighting: Weighting = "uniform",
+    solver: Solver = Solver(optimizer="adam", lr=1e-3, local_steps=1, batch_size=128),
+) -> Synchronous | Averaged:
+    """Variational dropout: sparse gradients and a sparse model at once (Du et al., 2018).
+
+    With `local_steps = 1` a round is one iteration of synchronous SGD, as published; with more, clients send sparse
+    differences and may sit rounds out.
+    """
+    posterior = Posterior(
+        share_alpha=share_alpha,
+        threshold=threshold,
+        first_log_sigma2=first_log_sigma2,
+        kl_scale=kl_scale,
+        kl_size=kl_size,
+        kl_start=kl_start,
+        kl_full=kl_full,
+        sigma_lr=sigma_lr,
+    )
+    if solver.local_steps != 1:
+        if decay_rounds is not None or ghost_updates or vote:
+            raise ConfigError("decay_rounds, ghost_updates and vote are for vardrop with local_steps = 1.")
+        return Averaged("vardrop", posterior, solver, weighting)
+    if weighting != "uniform":
+        raise ConfigError("vardrop with local_steps = 1 averages gradients of equal batches: weighting is 'uniform'.")
+    return Synchronous("vardrop", posterior, solver, decay_rounds, ghost_updates, vote, check_every)
+
+
 def lg_fedavg(
     *,
     global_layers: int = 1,
@@ -259,5 +302,5 @@ def mtl(*, lambda1: float = 1e-7, lambda2: float = 1e-7, omega: Omega = "mean", 
 
 
 _RECIPES: list[Callable[..., Method]] = [fedavg, fedprox, fedopt, fedmedian, fedensemble, fedsparse, feddrop]
-_RECIPES += [fedpm, fedmask, lg_fedavg, lg_fedsparse, local_only, mtl]
+_RECIPES += [fedpm, fedmask, vardrop, lg_fedavg, lg_fedsparse, local_only, mtl]
 methods: Registry[Method] = Registry("method", _RECIPES)

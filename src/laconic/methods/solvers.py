@@ -119,13 +119,14 @@ def fit(
     pull: Pull | None = None,
     latent: Latent | None = None,
     memory: Tree | None = None,
+    rates: Mapping[str, float] | None = None,
     private_only: bool = False,
 ) -> Fit:
     """Train `task.module` from the weights that it holds on one client's examples, in place.
 
-    With `memory`, the optimizer goes on from what it holds, and leaves there what the next fit may go on from.
-    Private leaves (and the weights of a local objective) are trained along, out of sight of `pull` and `latent`;
-    `private_only` trains nothing else.
+    With `memory`, the optimizer goes on from what it holds, and leaves there what the next fit may go on from. `rates`
+    gives some leaves a learning rate of their own, as a multiple of the solver's. Private leaves (and the weights of a
+    local objective) are trained along, out of sight of `pull` and `latent`; `private_only` trains nothing else.
     """
     pull = pull or Pull()
     module = task.module.train()
@@ -141,7 +142,12 @@ def fit(
         beside += task.side.parameters
     weights = [*reached, *beside]
     lr = solver.rate(round=round)
-    step = _STEPS[solver.optimizer]([*shared, *beside], lr, solver, memory)
+    moved = [*shared, *beside]
+    scales = None
+    if rates is not None:
+        names = {id(p): name for name, p in named.items()}
+        scales = [rates.get(names.get(id(leaf), ""), 1.0) for leaf in moved]
+    step = _STEPS[solver.optimizer](moved, lr, solver, memory, scales)
     total, steps = torch.zeros((), device=task.device), 0
     for rows in _batches(part, solver, key, smallest=smallest):
         x, y = part.x[rows].to(task.device), part.y[rows].to(task.device)
@@ -204,7 +210,9 @@ def _clipped(gradients: list[Tensor], limit: float) -> list[Tensor]:
     return list(torch._foreach_mul(gradients, (limit / norm).clamp(max=1.0)))
 
 
-def _sgd_step(weights: list[Tensor], lr: float, solver: Solver, memory: Tree | None = None) -> Step:
+def _sgd_step(
+    weights: list[Tensor], lr: float, solver: Solver, memory: Tree | None, scales: list[float] | None
+) -> Step:
     velocity: list[Tensor] = [] if memory is None else [leaf.clone() for leaf in memory.values()]
 
     def step(gradients: list[Tensor]) -> None:
@@ -220,13 +228,18 @@ def _sgd_step(weights: list[Tensor], lr: float, solver: Solver, memory: Tree | N
             gradients = velocity
             if memory is not None:
                 memory.update({f"{i}/velocity": leaf for i, leaf in enumerate(velocity)})
+        if scales is not None:
+            gradients = list(torch._foreach_mul(gradients, scales))
         torch._foreach_add_(weights, gradients, alpha=-lr)
 
     return step
 
 
-def _adam_step(weights: list[Tensor], lr: float, solver: Solver, memory: Tree | None = None) -> Step:
-    optimizer = torch.optim.Adam(weights, lr=lr, weight_decay=solver.weight_decay)
+def _adam_step(
+    weights: list[Tensor], lr: float, solver: Solver, memory: Tree | None, scales: list[float] | None
+) -> Step:
+    groups = [{"params": [w], "lr": lr * s} for w, s in zip(weights, scales or [1.0] * len(weights), strict=True)]
+    optimizer = torch.optim.Adam(weights if scales is None else groups, lr=lr, weight_decay=solver.weight_decay)
     for i, weight in enumerate(weights):
         if kept := subtree(str(i), memory or {}):
             optimizer.state[weight] = {name: leaf.clone() for name, leaf in kept.items()}
