@@ -9,6 +9,7 @@ from laconic.models.plain import (
     conv10,
     lenet5,
     lenet5_fs,
+    lg_adult,
     lg_cnn,
     lg_mlp,
     logistic,
@@ -16,6 +17,7 @@ from laconic.models.plain import (
     vgg_like,
 )
 from laconic.models.resnet import BatchNormBlock, GroupNormBlock, PadShortcut, resnet18, resnet20_gn
+from laconic.models.two_channel import vqa
 from laconic.models.user import user_model
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "conv10",
     "lenet5",
     "lenet5_fs",
+    "lg_adult",
     "lg_cnn",
     "lg_mlp",
     "logistic",
@@ -37,6 +40,7 @@ __all__ = [
     "resnet18",
     "resnet20_gn",
     "vgg_like",
+    "vqa",
     "BatchNormBlock",
     "GroupNormBlock",
     "PadShortcut",
