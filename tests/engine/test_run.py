@@ -11,6 +11,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from laconic.core import ClientInfo, ConfigError, RunError, Task, tree_sha256
-from laconic.engine import Run, RunDirectory, Simulation, execute, versions
+from laconic.engine import ClientStore, DiskStore, Run, RunDirectory, Simulation, Store, execute, versions
 from laconic.engine.files import TEMPORARY
 
 FACTS = {"model": "linear", "data": "points"}
@@ -526,25 +527,30 @@ def test_ctrl_c_between_two_rounds(toys: Any, tmp_path: Path, kind: str) -> None
     assert watch.done == 4
 
 
-def test_ctrl_c_while_a_round_is_being_kept(toys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [ClientStore, DiskStore])
+def test_ctrl_c_while_a_round_is_being_kept(
+    toys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Store]
+) -> None:
     """The new server state is there, but not the round's number: such a state must not be saved."""
-    make = dict(interrupted_runs(toys))["plain"]
-    whole = figures(execute(make(), CONFIG, facts=FACTS))
-    from laconic.engine.store import ClientStore
 
-    honest = ClientStore.__setitem__
+    def make() -> Simulation:
+        simulation: Simulation = dict(interrupted_runs(toys))["plain"]()
+        simulation.schedule = replace(simulation.schedule, store="disk" if kind is DiskStore else "memory")
+        return simulation
+
+    whole = figures(execute(make(), CONFIG, facts=FACTS))
+    honest = kind.keep
     stored: list[int] = []
 
-    def press(store: ClientStore, client: int, packed: bytes) -> None:
+    def press(store: Store, client: int, staged: object) -> None:
         stored.append(client)
-        if (
-            len(stored) == 2 * 6 * 3 + 3
-        ):  # personal and codec state of six clients in three rounds, and some of the next
+        # Personal and codec state of six clients in three rounds, and some of the next.
+        if len(stored) == 2 * 6 * 3 + 3:
             raise KeyboardInterrupt
-        honest(store, client, packed)
+        honest(store, client, staged)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ClientStore, "__setitem__", press)
+        patch.setattr(kind, "keep", press)
         with pytest.raises(KeyboardInterrupt):
             run(make(), tmp_path, checkpoint_every=2)
     watch = Interrupting(at=-1)

@@ -14,6 +14,7 @@ from laconic.models.plain import (
     conv10,
     lenet5,
     lenet5_fs,
+    lg_adult,
     lg_cnn,
     lg_mlp,
     logistic,
@@ -22,6 +23,7 @@ from laconic.models.plain import (
 )
 from laconic.models.resnet import BatchNormBlock, GroupNormBlock, PadShortcut, resnet18, resnet20_gn
 from laconic.models.surgery import Plan, multiply_adds, plan, sliced
+from laconic.models.two_channel import vqa
 from laconic.models.user import user_model
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "conv10",
     "lenet5",
     "lenet5_fs",
+    "lg_adult",
     "lg_cnn",
     "lg_mlp",
     "logistic",
@@ -59,6 +62,7 @@ __all__ = [
     "resnet18",
     "resnet20_gn",
     "vgg_like",
+    "vqa",
     "BatchNormBlock",
     "GroupNormBlock",
     "PadShortcut",

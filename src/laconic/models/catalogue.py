@@ -27,7 +27,7 @@ from laconic.models.plain import (
     vgg_like,
 )
 from laconic.models.resnet import resnet18, resnet20_gn
-from laconic.models.vqa import vqa
+from laconic.models.two_channel import vqa
 
 models: Registry[nn.Module] = Registry(
     "model",

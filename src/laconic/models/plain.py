@@ -100,18 +100,17 @@ def lg_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
 def lg_adult(shape: tuple[int, ...], classes: int, *, dropout: float = 0.2) -> nn.Module:
     """MLP of LG-FedAvg's fairness experiment (Liang et al., 2020): 5,120 + 2,145 parameters for UCI Adult.
 
-    Three layers of 32 (`fc1` to `fc3`, whose output is the representation) and three more to one logit; two classes get
-    0 and that logit.
+    Three layers of 32 (`fc1` to `fc3`, whose output is the representation) and three more; of two classes the first has
+    the logit 0, so that one output is enough.
     """
     size = flat_size("lg_adult", shape, classes)
-    if classes != 2:
-        raise ConfigError(f"model 'lg_adult' is for 2 classes, got {classes}; use 'mlp'.")
     if not 0 <= dropout < 1:
         raise ConfigError(f"[model] lg_adult: dropout must lie in [0, 1), got {dropout}.")
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs in (size, 32):
         layers += [nn.Linear(inputs, 32), nn.ReLU(), nn.Dropout(dropout)]
-    return _named([*layers, nn.Linear(32, 32), nn.ReLU(), *_dense(32, (32, 32), 1), TwoLogits()])
+    layers += [nn.Linear(32, 32), nn.ReLU(), *_dense(32, (32, 32), 1 if classes == 2 else classes)]
+    return _named([*layers, TwoLogits()] if classes == 2 else layers)
 
 
 class TwoLogits(nn.Module):

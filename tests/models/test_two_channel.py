@@ -29,6 +29,11 @@ def test_it_answers_and_its_channels_matter() -> None:
     shown[:, :64] = 0.0
     assert not torch.allclose(net(asked), answers)
     assert not torch.allclose(net(shown), answers)
+    short = x[:1].clone()
+    short[:, -4:] = 0.0
+    together = net(torch.cat([x, short]))
+    assert torch.allclose(together[:3], answers, atol=1e-6)  # who else is in a batch does not matter
+    assert torch.allclose(together[3:], net(short), atol=1e-6)
     unknown = x.clone()
     unknown[:, -5] = 1e6  # a word that the vocabulary does not have
     assert bool(net(unknown).isfinite().all())

@@ -91,11 +91,15 @@ class QuestionEncoder(nn.Module):
         self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
 
     def forward(self, words: Tensor) -> Tensor:
-        """The question's features; states are taken after its last word."""
+        """The question's features; states are taken after each question's own last word."""
         # Numbers that the vocabulary does not have mean "some word".
         words = words.clamp(0, self.embedding.num_embeddings - 1)
-        length = max(1, int((words > 0).sum(dim=1).max())) if len(words) else 1
-        _, (h, c) = self.lstm(self.embedding(words[:, :length]).tanh())
+        places = torch.arange(1, words.shape[1] + 1, device=words.device)
+        lengths = ((words > 0) * places).amax(dim=1).clamp(min=1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.embedding(words).tanh(), lengths, batch_first=True, enforce_sorted=False
+        )
+        _, (h, c) = self.lstm(packed)
         return torch.cat([h, c]).transpose(0, 1).flatten(1)
 
 
