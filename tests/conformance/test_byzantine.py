@@ -76,7 +76,10 @@ class Without:
 ONLY_BITS = {"fedpm", "fedmask"}  # whose clients send nothing that could be no number
 
 
-@pytest.mark.parametrize("name", [name for name in methods if name not in ONLY_BITS])
+NOTHING = {"local_only"}  # whose clients send nothing at all
+
+
+@pytest.mark.parametrize("name", [name for name in methods if name not in ONLY_BITS | NOTHING])
 def test_a_nan_is_refused_and_the_run_is_the_one_without_that_client(name: str) -> None:
     method = methods.build(name, SHORT)
     for bad in (0, 5):

@@ -35,7 +35,7 @@ from laconic.codecs.entropy import (
 )
 from laconic.codecs.stream import Bytes, Sink, Source
 from laconic.codecs.vector import floating, read_exact, unpack_bits, write_exact
-from laconic.core import Leaf, PayloadError, Shared, Spec, Tree
+from laconic.core import Leaf, PayloadError, Shared, Spec, Tree, resolve
 
 MaskModel = Literal["shared", "layer", "global", "raw"]
 Levels = npt.NDArray[np.uint16]
@@ -120,6 +120,7 @@ class Coded:
         for name, leaf in spec.items():
             if name in quantised or name in tree:
                 continue
+            leaf = leaf if leaf.length is None else resolve({name: leaf}, tree)[name]  # follows from what came before
             if leaf.dtype in _SMALL and leaf.size >= _FEW:
                 tree[name] = _read_integers(source, leaf)
             else:
