@@ -85,4 +85,5 @@ def _refusal(method: str, prefix: str, layer: nn.Module) -> str:
         if isinstance(layer, _NORMS)
         else "use a model of convolutions and linear layers without normalisation (conv4, conv6, mlp …)"
     )
-    return f"{method} makes weights of convolutions and linear layers, but {prefix!r} is of the type {kind}; {hint}."
+    known = "convolutions and linear layers"
+    return f"{method} knows random weights for {known}, but {prefix!r} is of the type {kind}; {hint}."
