@@ -111,6 +111,7 @@ class Synchronous:
 
     stateful = True
     per_client = False
+    preferred_link = ("mask", "mask")
     lockstep = True
 
     def __post_init__(self) -> None:

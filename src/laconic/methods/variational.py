@@ -347,6 +347,7 @@ class Averaged:
     bound: Task | None = None
 
     per_client = False
+    preferred_link = ("mask", "mask")
 
     def __post_init__(self) -> None:
         if self.posterior.kl_size == "federation":
