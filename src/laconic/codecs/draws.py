@@ -6,13 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from laconic.codecs.stream import Bytes
 from laconic.core import Key
 
 
 def words(key: Key, size: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     """Independent 32-bit numbers."""
-    return _raw(key, 4 * size).view("<u4")[:size]
+    return key.raw(4 * size).view("<u4")[:size]
 
 
 def uniform(key: Key, size: int) -> Tensor:
@@ -30,9 +29,5 @@ def bernoulli(key: Key, size: int, probability: float) -> Tensor:
 def flip_signs(values: Tensor, key: Key) -> None:
     """Change the sign of each value with probability ½, in place. Doing it twice with one key undoes it."""
     size = len(values)
-    bits = np.unpackbits(_raw(key, -(-size // 8)), count=size, bitorder="little")
+    bits = np.unpackbits(key.raw(-(-size // 8)), count=size, bitorder="little")
     values.view(torch.int32).bitwise_xor_(torch.from_numpy(bits).to(torch.int32).bitwise_left_shift_(31))
-
-
-def _raw(key: Key, num_bytes: int) -> Bytes:
-    return np.asarray(key.numpy().bit_generator.random_raw(-(-num_bytes // 8)), "<u8").view(np.uint8)

@@ -35,7 +35,7 @@ from laconic.codecs.entropy import (
 )
 from laconic.codecs.stream import Bytes, Sink, Source
 from laconic.codecs.vector import floating, read_exact, unpack_bits, write_exact
-from laconic.core import Leaf, PayloadError, Shared, Spec, Tree, resolve
+from laconic.core import Leaf, PayloadError, Shared, Spec, Tree, cut, resolve
 
 MaskModel = Literal["shared", "layer", "global", "raw"]
 Levels = npt.NDArray[np.uint16]
@@ -191,8 +191,7 @@ def read_bits(source: Source, leaves: Mapping[str, Leaf], expected: Mapping[str,
                 bits = _read_given(source, known)
         else:
             raise PayloadError("coder", f"bits in code {code}, which has no meaning here")
-    parts = torch.split(torch.from_numpy(bits).view(torch.bool), sizes.tolist())
-    return {name: part.reshape(leaf.shape) for (name, leaf), part in zip(leaves.items(), parts, strict=True)}
+    return cut(torch.from_numpy(bits).view(torch.bool), leaves)
 
 
 class _Groups(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs.stream import Bytes, Sink, Source
-from laconic.core import Leaf, PayloadError, Spec, Tree, leaf_bytes, resolve
+from laconic.core import Leaf, PayloadError, Spec, Tree, cut, leaf_bytes, resolve
 
 
 def floating(spec: Mapping[str, Leaf], exact: Collection[str] = ()) -> Spec:
@@ -45,10 +45,10 @@ def to_vector(tree: Mapping[str, Tensor]) -> Tensor:
 def from_vector(vector: Tensor, spec: Mapping[str, Leaf]) -> Tree:
     """The floating-point leaves of a spec, cut from a vector. Leaves of float32 share its memory."""
     if not all_finite(vector):
-        for name, part in _cut(vector, spec).items():
+        for name, part in cut(vector, floating(spec)).items():
             if not bool(part.isfinite().all()):
                 raise PayloadError("non_finite", f"{name!r} would hold NaN or infinite values")
-    return {name: part.to(spec[name].dtype) for name, part in _cut(vector, spec).items()}
+    return {name: part.to(spec[name].dtype) for name, part in cut(vector, floating(spec)).items()}
 
 
 def all_finite(vector: Tensor) -> bool:
@@ -111,9 +111,3 @@ def _exact(source: Source, leaf: Leaf) -> Tensor:
     if not leaf.size:
         return torch.zeros(leaf.shape, dtype=leaf.dtype)  # nothing cannot be viewed as another type
     return torch.from_numpy(raw.copy()).view(leaf.dtype).reshape(leaf.shape)
-
-
-def _cut(vector: Tensor, spec: Mapping[str, Leaf]) -> Tree:
-    leaves = floating(spec)
-    parts = torch.split(vector, [leaf.size for leaf in leaves.values()])
-    return {name: part.view(leaf.shape) for (name, leaf), part in zip(leaves.items(), parts, strict=True)}

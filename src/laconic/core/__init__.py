@@ -9,6 +9,7 @@ from laconic.core.errors import (
     RunError,
     UserError,
     did_you_mean,
+    one_of,
 )
 from laconic.core.objects import find_object
 from laconic.core.protocols import (
@@ -34,6 +35,7 @@ from laconic.core.tree import (
     Leaf,
     Spec,
     Tree,
+    cut,
     describe,
     exact_names,
     expectations,
@@ -80,6 +82,7 @@ __all__ = [
     "accuracy",
     "bound_task",
     "checked_settings",
+    "cut",
     "describe",
     "did_you_mean",
     "exact_names",
@@ -91,6 +94,7 @@ __all__ = [
     "lockstep",
     "map_tree",
     "num_values",
+    "one_of",
     "preferred_link",
     "prefixed",
     "prepared",

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class LaconicError(Exception):
@@ -80,3 +80,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}."
+
+
+def one_of(name: str, value: str, known: Collection[str]) -> None:
+    """Refuse a setting that is none of the known words.
+
+    >>> one_of("weighting", "equal", ["examples", "uniform"])
+    Traceback (most recent call last):
+        ...
+    laconic.core.errors.ConfigError: unknown weighting 'equal'; known: examples, uniform.
+    """
+    if value not in known:
+        raise ConfigError(f"unknown {name} {value!r}; {did_you_mean(str(value), known)}")

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -55,6 +56,15 @@ class Key:
     def numpy(self) -> np.random.Generator:
         """A Philox generator: the same words on every machine and with every version."""
         return np.random.Generator(np.random.Philox(key=int.from_bytes(self.digest, "little")))
+
+    def raw(self, num_bytes: int) -> npt.NDArray[np.uint8]:
+        """At least so many bytes of the Philox words, little-endian: what must never change is built on these.
+
+        >>> len(Key.from_seed(0).raw(9))
+        16
+        """
+        words = self.numpy().bit_generator.random_raw(-(-num_bytes // 8))
+        return np.asarray(words, "<u8").view(np.uint8)
 
     def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
         """A torch generator: fast and local, for draws that only one party makes."""

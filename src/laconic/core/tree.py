@@ -95,6 +95,16 @@ def num_values(spec: Mapping[str, Leaf]) -> int:
     return sum(leaf.size for leaf in spec.values())
 
 
+def cut(vector: Tensor, spec: Mapping[str, Leaf]) -> Tree:
+    """The leaves of a spec, one after the other, from a vector of their values; they share its memory.
+
+    >>> cut(torch.arange(4), {"a": Leaf((3,)), "b": Leaf((1, 1))})
+    {'a': tensor([0, 1, 2]), 'b': tensor([[3]])}
+    """
+    parts = torch.split(vector, [leaf.size for leaf in spec.values()])
+    return {name: part.view(leaf.shape) for (name, leaf), part in zip(spec.items(), parts, strict=True)}
+
+
 def describe(spec: Mapping[str, Leaf]) -> str:
     """A canonical text of a specification, the same on every machine; fingerprints are made of it.
 

@@ -25,10 +25,10 @@ from laconic.core import (
     Artifact,
     ConfigError,
     DataError,
-    Leaf,
     PayloadError,
     Spec,
     Tree,
+    cut,
     describe,
     num_values,
     read_state,
@@ -267,7 +267,7 @@ def _read_bits(source: Source, spec: Spec) -> Tree:
     if not spec:
         return {}
     bits = read_symbols(source, num_values(spec), 2).view(torch.bool)
-    return _cut(bits, spec)
+    return cut(bits, spec)
 
 
 def _read_values(source: Source, spec: Spec, values: Values) -> Tree:
@@ -286,12 +286,7 @@ def _read_values(source: Source, spec: Spec, values: Values) -> Tree:
         )
     if not bool(vector.isfinite().all()):
         raise PayloadError("non_finite", "the model would hold NaN or infinite values")
-    tree = _cut(vector, spec)
+    tree = cut(vector, spec)
     if scales:
         tree = {name: leaf * scale for (name, leaf), scale in zip(tree.items(), scales, strict=True)}
     return {name: leaf.to(spec[name].dtype) for name, leaf in tree.items()}
-
-
-def _cut(vector: Tensor, spec: Mapping[str, Leaf]) -> Tree:
-    parts = torch.split(vector, [leaf.size for leaf in spec.values()])
-    return {name: part.reshape(leaf.shape).clone() for (name, leaf), part in zip(spec.items(), parts, strict=True)}

@@ -55,13 +55,13 @@ from laconic.core import (
     Update,
     bound_task,
     num_values,
+    one_of,
     prefixed,
     subtree,
     write_state,
 )
 from laconic.methods.em import predictor
 from laconic.methods.solvers import Latent, Solver, fit
-from laconic.methods.spike_slab import one_of
 from laconic.models.ensemble import Ensemble
 from laconic.models.frozen import SCALES, FrozenScale, check_freezable, signed_constants
 from laconic.privacy import MaskPrivacy
@@ -271,7 +271,7 @@ class BernoulliMask:
         """The draw of this number from the server's θ; the same everywhere."""
         theta = self.theta(self._received(server)).double().mul_(2.0**32).numpy()
         key = _key(int(server["seed"])).fold_in("sample", number)
-        return torch.from_numpy(_words(key, len(theta)) < theta)
+        return torch.from_numpy(key.raw(4 * len(theta)).view("<u4")[: len(theta)] < theta)
 
     def global_model(self, server: Tree) -> Predictor:
         """The frozen weights under the server's mask or masks."""
@@ -386,7 +386,7 @@ def first_thetas(seed: int, layout: Layout) -> Tensor:
     normal quantile at (k + ½)/256, rounded to a multiple of 2⁻¹⁶. (So |s| is 2.89 at the most.)
     """
     key = _key(seed).fold_in("scores")
-    bytes_ = [_words(key.fold_in(name), -(-size // 4)).view(np.uint8)[:size] for name, size in layout.sizes.items()]
+    bytes_ = [key.fold_in(name).raw(size)[:size] for name, size in layout.sizes.items()]
     return torch.from_numpy(np.take(_FIRST, np.concatenate(bytes_)))
 
 
@@ -418,11 +418,6 @@ def kept(frozen: Tensor, mask: Tensor) -> Tensor:
 
 def _key(seed: int) -> Key:
     return Key.from_seed(seed % 2**64)
-
-
-def _words(key: Key, size: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    raw = np.asarray(key.numpy().bit_generator.random_raw(-(-size // 2)), "<u8")
-    return raw.view("<u4")[:size]
 
 
 def _quantile_thetas() -> np.ndarray[tuple[int], np.dtype[np.float32]]:

@@ -20,7 +20,6 @@ import torch
 from laconic.core import (
     ClientData,
     ClientInfo,
-    ConfigError,
     Key,
     Predictor,
     Reply,
@@ -29,8 +28,8 @@ from laconic.core import (
     Tree,
     Update,
     bound_task,
-    did_you_mean,
     num_values,
+    one_of,
     prefixed,
     read_state,
     spec_of,
@@ -111,9 +110,7 @@ class EM:
     per_client = False
 
     def __post_init__(self) -> None:
-        if self.weighting not in get_args(Weighting):
-            hint = did_you_mean(str(self.weighting), get_args(Weighting))
-            raise ConfigError(f"unknown weighting {self.weighting!r}; {hint}")
+        one_of("weighting", self.weighting, get_args(Weighting))
 
     @property
     def task(self) -> Task:

@@ -45,6 +45,7 @@ from laconic.core import (
     bound_task,
     did_you_mean,
     num_values,
+    one_of,
     prefixed,
     read_state,
     subtree,
@@ -78,8 +79,7 @@ class Depth:
     fraction: float | None = None
 
     def __post_init__(self) -> None:
-        if self.end not in get_args(End):
-            raise ConfigError(f"unknown end {self.end!r}; {did_you_mean(str(self.end), get_args(End))}")
+        one_of("end", self.end, get_args(End))
         if (self.shared_layers is None) == (self.fraction is None):
             raise ConfigError("private leaves by depth need either shared_layers or fraction.")
         if self.shared_layers is not None and self.shared_layers < 0:
@@ -138,8 +138,7 @@ class KeepLocal:
     bound: Task | None = None
 
     def __post_init__(self) -> None:
-        if self.start not in get_args(Start):
-            raise ConfigError(f"unknown start {self.start!r}; {did_you_mean(str(self.start), get_args(Start))}")
+        one_of("start", self.start, get_args(Start))
         for name in ("first_rounds", "warmup_epochs", "warmup_after"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}.")

@@ -39,8 +39,8 @@ from laconic.core import (
     Tree,
     Update,
     bound_task,
-    did_you_mean,
     num_values,
+    one_of,
     prefixed,
     read_state,
     subtree,
@@ -75,8 +75,7 @@ class MultiTask:
         for name in ("lambda1", "lambda2"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be finite and ≥ 0, got {getattr(self, name)}.")
-        if self.omega not in get_args(Omega):
-            raise ConfigError(f"unknown omega {self.omega!r}; {did_you_mean(str(self.omega), get_args(Omega))}")
+        one_of("omega", self.omega, get_args(Omega))
 
     @property
     def task(self) -> Task:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
@@ -51,7 +51,7 @@ from laconic.core import (
     Tree,
     Update,
     bound_task,
-    did_you_mean,
+    one_of,
     prefixed,
     read_state,
     subtree,
@@ -510,12 +510,6 @@ class Posterior:
             i = place[layer.weight.leaf]
             drift = weights[i] - self.start[layer.weight.leaf]
             gradients[i] += layer.weight.times(drift, self.method.lambda_ * self._opening[layer.gates])
-
-
-def one_of(name: str, value: str, known: Sequence[str]) -> None:
-    """Refuse a setting that is none of the known words."""
-    if value not in known:
-        raise ConfigError(f"unknown {name} {value!r}; {did_you_mean(str(value), known)}")
 
 
 def hard(concrete: Tensor) -> Tensor:

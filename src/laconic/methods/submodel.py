@@ -35,6 +35,7 @@ from laconic.core import (
     Tree,
     Update,
     bound_task,
+    one_of,
     prefixed,
     read_state,
     spec_of,
@@ -44,7 +45,6 @@ from laconic.core import (
 from laconic.methods.em import Weighting, differences, optimizer_step, predictor, weight_of
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Solver, fit
-from laconic.methods.spike_slab import one_of
 from laconic.models.anatomy import Anatomy, Layer, dissect
 from laconic.models.surgery import Cut, Plan, plan, slice_tree, sliced
 

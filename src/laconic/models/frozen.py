@@ -34,8 +34,8 @@ def signed_constants(module: nn.Module, seed: int, scale: FrozenScale = "e") -> 
     for leaf in _leaves(module):
         constant = np.float32(SCALES[scale] / math.sqrt(leaf.fan_in))
         size = leaf.parameter.numel()
-        words = np.asarray(key.fold_in(leaf.name).numpy().bit_generator.random_raw(-(-size // 64)), "<u8")
-        positive = np.unpackbits(words.view(np.uint8), count=size, bitorder="little").astype(np.bool_)
+        raw = key.fold_in(leaf.name).raw(-(-size // 8))
+        positive = np.unpackbits(raw, count=size, bitorder="little").astype(np.bool_)
         leaves[leaf.name] = torch.from_numpy(np.where(positive, constant, -constant)).reshape(leaf.parameter.shape)
     return leaves
 

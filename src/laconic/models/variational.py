@@ -107,10 +107,7 @@ class VariationalConv1d(nn.Conv1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """One draw of the outputs for every example."""
-        mean: Tensor = self._conv_forward(input, self.weight, self.bias)
-        if self.noise.generator is None:
-            return mean
-        return self.noise.drawn(mean, self._conv_forward(input * input, self.log_sigma2.exp(), None))
+        return _convolved(self, input)
 
 
 class VariationalConv2d(nn.Conv2d):
@@ -121,10 +118,14 @@ class VariationalConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """One draw of the outputs for every example."""
-        mean: Tensor = self._conv_forward(input, self.weight, self.bias)
-        if self.noise.generator is None:
-            return mean
-        return self.noise.drawn(mean, self._conv_forward(input * input, self.log_sigma2.exp(), None))
+        return _convolved(self, input)
+
+
+def _convolved(layer: VariationalConv1d | VariationalConv2d, input: Tensor) -> Tensor:
+    mean: Tensor = layer._conv_forward(input, layer.weight, layer.bias)
+    if layer.noise.generator is None:
+        return mean
+    return layer.noise.drawn(mean, layer._conv_forward(input * input, layer.log_sigma2.exp(), None))
 
 
 _FORMS: dict[type[nn.Module], type[nn.Module]] = {

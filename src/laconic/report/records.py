@@ -1,0 +1,67 @@
+"""A run's folder, read again. Nothing here writes, and a run that is still going can be read too."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from laconic.core import DataError
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run's folder says: configuration, a record per round, and a summary once it has ended."""
+
+    path: Path
+    config: Mapping[str, Mapping[str, Any]]
+    history: list[dict[str, Any]]
+    summary: Mapping[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        """The run's name: that of its folder."""
+        return self.path.name
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has come to its end."""
+        return self.summary is not None
+
+
+def read_run(path: Path) -> RunRecord:
+    """A run's folder; `DataError` says what cannot be read.
+
+    >>> read_run(Path("nowhere"))
+    Traceback (most recent call last):
+        ...
+    laconic.core.errors.DataError: nowhere holds no run: it has no config.toml.
+    """
+    written = path / "config.toml"
+    if not written.is_file():
+        raise DataError(f"{path} holds no run: it has no config.toml.")
+    try:
+        config = tomllib.loads(written.read_text(encoding="utf-8"))
+        summary = path / "summary.json"
+        ended = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else None
+        return RunRecord(path, config, _records(path / "metrics.jsonl"), ended)
+    except (OSError, ValueError) as error:  # both decoders' errors are ValueErrors
+        raise DataError(f"{path}: the run's files cannot be read ({error}).") from None
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """The records of whole lines: the last line of a run that is going may be half written."""
+    if not path.is_file():
+        return []
+    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folders of runs in a folder (the folder itself, where it holds one), by name."""
+    if (folder / "config.toml").is_file():
+        return [folder]
+    return sorted(found.parent for found in folder.glob("*/config.toml") if not found.parent.is_symlink())
