@@ -68,7 +68,7 @@ Sparsity = Literal["low", "mid", "high"]
 PRESETS: Mapping[Sparsity, float] = {"low": 0.992, "mid": 1.74, "high": 5.22}
 """λ0 for the largest groups of a model, in units of what first pushes one shut: λ0·c = ξ·logit θ at the first θ.
 
-Calibrated on CIFAR-10 and LeNet5-FS, where they are 2.85e-7, 5e-7 and 1.5e-6 (docs/methods.md).
+Calibrated on CIFAR-10 and LeNet5-FS, where they are 2.85e-7, 5e-7 and 1.5e-6 (docs/methods/fedsparse.md).
 """
 
 _BETA, _GAMMA, _ZETA = 2 / 3, -0.1, 1.1
