@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check types lint format fuzz slow bench dist clean
+.PHONY: demo test check types lint format fuzz slow bench docs dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -38,6 +38,12 @@ fuzz: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.rounds; rounds=$$?; $(BIN)/python -m benchmarks.sparse; sparse=$$?; \
 		$(BIN)/python -m benchmarks.codecs && exit $$((rounds + sparse))
+
+# The documentation as a site that opens offline: build/site/index.html. A warning is an error.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo build/site/index.html
 
 # A wheel, tried out in an empty environment far from here.
 dist: $(READY)

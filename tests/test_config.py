@@ -310,6 +310,18 @@ def loss(output, target):
 
 def sure(output, target):
     return (output.softmax(1).amax(1) > 0.5).float()
+
+def gentle(*, mu: float = 1.0):
+    from laconic import fedprox
+    return fedprox(mu=mu)
+
+def nothing():
+    return None
+
+def in_order(examples, clients, key):
+    from laconic.data import Assignment, Ragged
+    cut = lambda first, last: Ragged.from_lists(np.array_split(np.arange(first, last), clients))
+    return Assignment(cut(0, examples.num_train), cut(examples.num_train, len(examples.labels)))
 """
 OWN_TOML = """
 [run]
@@ -355,3 +367,17 @@ def test_errors_in_a_users_own_code_are_one_sentence(made: Any, own: Any) -> Non
         made("data.bad=true", text=own())
     with pytest.raises(ConfigError, match=r"unknown key 'widht'; did you mean 'width'"):
         made("model.widht=3", text=own())
+
+
+def test_a_users_own_method_and_partition(made: Any, own: Any) -> None:
+    module = own().split('source = "')[1].split(":")[0]
+    words = [f"data.partition.kind={module}:in_order"]
+    experiment = made(*words, f"method.name={module}:gentle", "method.mu=0.5")
+    assert experiment.simulation.agreement.method.name == "fedprox"
+    assert experiment.config["method"] == {"name": f"{module}:gentle", "mu": 0.5}
+    rows = experiment.simulation.clients.train_rows[1].tolist()
+    assert rows == list(range(rows[0], rows[0] + len(rows)))
+    with pytest.raises(ConfigError, match=r"unknown key 'nu'; known: mu"):
+        made(*words, f"method.name={module}:gentle", "method.nu=0.5")
+    with pytest.raises(ConfigError, match=r"method '.*:nothing' must give a method, got NoneType"):
+        made(*words, f"method.name={module}:nothing")

@@ -5,7 +5,7 @@ Every section is checked against the function that it is for, so that a file acc
     [run]     name, seed, rounds, cohort, eval_every, …      Schedule
     [data]    source = "digits" and its settings             laconic.data.sources, or "module.path:function"
     [model]   name = "mlp" and its settings, init, loss …    laconic.models.models, or "module.path:Name"
-    [method]  name = "fedavg" and its settings               laconic.methods.methods
+    [method]  name = "fedavg" and its settings               laconic.methods.methods, or "module.path:function"
     [link]    up, down                                       laconic.codecs.parse; else what the method is made for
 
     [new_device]  enabled, rounds, fraction, train, test …   a device that joins later, with turned images
@@ -132,6 +132,8 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
     method_settings = dict(table["method"])
     method_name = _word(method_settings, "name", "[method]")
     method = methods.build(method_name, method_settings)
+    if not callable(getattr(method, "bind", None)):
+        raise ConfigError(f"method {method_name!r} must give a method, got {type(method).__name__}.")
     model_settings = dict(table["model"])
     model_name = _word(model_settings, "name", "[model]")
     extra_settings: dict[str, Any] = {

@@ -393,3 +393,14 @@ def test_proportional_uses_the_whole_stock_of_classes_that_occur(table: list[lis
     assert shared.min() >= 0
     assert np.array_equal(shared.sum(axis=0), np.where(counts.sum(axis=0) > 0, stock, 0))
     assert not ((shared > 0) & (counts == 0)).any()
+
+
+def test_a_function_of_one_s_own_is_a_partition() -> None:
+    def halves(examples: Examples, clients: int | None, key: object) -> Assignment:
+        owner = np.arange(len(examples.labels)) % 2
+        train, test = np.split(owner, [examples.num_train])
+        return Assignment(Ragged.from_owner(train, 2), Ragged.from_owner(test, 2, start=examples.num_train))
+
+    check_laws(assign(make(), clients=None, partition=halves), make(), 2)
+    with pytest.raises(ConfigError, match=r"partition '<lambda>' must give a laconic\.data\.Assignment, got list"):
+        assign(make(), clients=2, partition=lambda *_: [])

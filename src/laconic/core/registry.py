@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from laconic.core.errors import ConfigError, did_you_mean
+from laconic.core.objects import find_object
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ def flat(cls: type[T]) -> type[T]:
 
 
 class Registry(Mapping[str, Callable[..., T]], Generic[T]):
-    """Functions by name, with validated settings and helpful errors.
+    """Functions by name, with validated settings and helpful errors. A name with a colon is a user's own function.
 
     >>> def square(side: int, *, colour: str = "red") -> str:
     ...     "A square."
@@ -46,6 +47,8 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         self._functions = {function.__name__.rstrip("_"): function for function in functions}
 
     def __getitem__(self, name: str) -> Callable[..., T]:
+        if ":" in name:  # a user's own, "module.path:function"
+            return find_object(name, what=self.kind)
         try:
             return self._functions[name]
         except KeyError:

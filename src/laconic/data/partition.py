@@ -18,7 +18,7 @@ from laconic.data.dirichlet import dirichlet, dirichlet_per_class, need_classes,
 from laconic.data.foreign import is_foreign_partitioner, load_foreign
 
 PartitionSpec: TypeAlias = str | dict[str, Any] | Any
-"""A partition's name, a table `{"kind": name, **settings}`, or a `flwr_datasets` partitioner."""
+"""A partition's name, a table `{"kind": name, **settings}`, one's own function, or a `flwr_datasets` partitioner."""
 
 
 def iid(examples: Examples, clients: int, key: Key, *, remainder: Literal["first", "last"] = "first") -> Assignment:
@@ -223,7 +223,7 @@ def assign(examples: Examples, *, clients: int | None, partition: PartitionSpec 
     """Deal examples to clients by a partition, given as a configuration gives it; nobody goes empty.
 
     The result depends on nothing but the labels, the settings and the seed. `clients=None` is for partitions that
-    know how many clients there are: natural groups, and `flwr_datasets` partitioners.
+    know how many clients there are: natural groups, functions of one's own, and `flwr_datasets` partitioners.
 
     >>> examples = Examples(np.arange(1200) % 10, num_train=1000, classes=10)
     >>> assign(examples, clients=4, partition={"kind": "dirichlet", "alpha": 0.3}).train.sizes
@@ -239,11 +239,15 @@ def assign(examples: Examples, *, clients: int | None, partition: PartitionSpec 
     if is_foreign_partitioner(partition):
         dealt = load_foreign(partition, examples, clients, key)
         name = type(partition).__name__
+    elif callable(partition):
+        dealt, name = partition(examples, clients, key), getattr(partition, "__name__", type(partition).__name__)
     else:
         name, settings = partition_name(partition)
-        if clients is None and partitions[name] is not groups:
+        if clients is None and partitions[name] is not groups and ":" not in name:
             raise DataError(f"partition {name!r} needs the number of clients; set clients.")
         dealt = partitions.build(name, settings, given=(examples, clients, key))
+    if not isinstance(dealt, Assignment):
+        raise ConfigError(f"partition {name!r} must give a laconic.data.Assignment, got {type(dealt).__name__}.")
     empty = np.flatnonzero(dealt.train.sizes == 0)
     if len(empty):
         raise DataError(
@@ -266,7 +270,7 @@ def partition_name(partition: PartitionSpec) -> tuple[str, dict[str, Any]]:
         return partition["kind"], {name: value for name, value in partition.items() if name != "kind"}
     raise ConfigError(
         'partition must be a name, a table such as { kind = "dirichlet", alpha = 0.3 }, '
-        f"or a flwr_datasets partitioner, got {partition!r}."
+        f"a function or a flwr_datasets partitioner, got {partition!r}."
     )
 
 
