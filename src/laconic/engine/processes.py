@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -73,3 +73,8 @@ def end(children: Iterable[Child], *, patience: float) -> list[int | None]:
             codes.append(process.exitcode)
             process.close()
     return codes
+
+
+def interrupt(*_: object) -> NoReturn:
+    """What a signal does that is to end a run as Ctrl-C does."""
+    raise KeyboardInterrupt
