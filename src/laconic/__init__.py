@@ -7,6 +7,7 @@ True
 """
 
 from laconic import codecs, data, models
+from laconic.comparison import Comparison, compare
 from laconic.core import (
     ClientData,
     ClientInfo,
@@ -60,10 +61,12 @@ from laconic.methods import (
 __all__ = [
     # run
     "fit",
+    "compare",
     "simulate",
     "load",
     "export",
     "Run",
+    "Comparison",
     # parts
     "codecs",
     "data",

@@ -1,4 +1,7 @@
-"""The command line. Exit codes: 0 done, 2 the user's mistake (one sentence says which), 130 interrupted."""
+"""The command line. Exit codes: 0 done, 2 the user's mistake (one sentence says which), 130 interrupted.
+
+3: some runs of a comparison failed.
+"""
 
 from __future__ import annotations
 
@@ -81,11 +84,17 @@ def run(
         bool, typer.Option("--new-device", help="Let a device with turned images join: section [new_device].")
     ] = False,
     workers: Annotated[str | None, typer.Option(help="Worker processes: a number or 'auto'.")] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write the figures for TensorBoard too, in the run's folder.")
+    ] = False,
     quiet: Annotated[bool, typer.Option(help="Print nothing but errors.")] = False,
 ) -> None:
     """Run a federated training."""
     from laconic.config import experiment_from, read_table
+    from laconic.engine import Each, Observer
+    from laconic.engine.processes import interrupt
     from laconic.progress import Display, size
+    from laconic.tensorboard import TensorBoard
 
     overrides = list(set_ or [])
     if workers is not None:
@@ -95,12 +104,15 @@ def run(
     experiment = experiment_from(read_table(file, overrides))
     console = Console(stderr=True, quiet=quiet)
     display = Display(console)
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    observer: Observer = display
+    if tensorboard:
+        observer = Each(display, TensorBoard(out / experiment.name / "tensorboard"))
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        result = experiment.run(out=out, resume=resume, overwrite=overwrite, observer=display)
+        result = experiment.run(out=out, resume=resume, overwrite=overwrite, observer=observer)
     except KeyboardInterrupt:
         display.close()
-        typer.echo(f"interrupted; go on with: {_again()}", err=True)
+        typer.echo(f"interrupted; go on with: {_again('--resume')}", err=True)
         raise typer.Exit(130) from None
     finally:
         display.close()
@@ -121,6 +133,73 @@ def run(
         ):
             table.add_row(label, value)
         _print(table)
+
+
+@app.command()
+def compare(
+    entries: Annotated[
+        list[str],
+        typer.Argument(help="Methods (fedavg, fedprox:mu=0.1, fedavg@eden:bits=2) and TOML files.", show_default=False),
+    ],
+    base: Annotated[
+        Path | None, typer.Option(help="The TOML file under whose conditions methods are run.", show_default=False)
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a setting of all runs: section.key=value.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="How many seeds, or which: 3, or 5,6.")] = "3",
+    target: Annotated[
+        str | None,
+        typer.Option(help="Count the bytes to reach an accuracy: 0.9, or local_accuracy=0.9.", show_default=False),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The comparison's folder.")] = Path("runs/compare"),
+    processes: Annotated[str, typer.Option(help="Runs at a time: a number or 'auto', one per core.")] = "auto",
+    overwrite: Annotated[bool, typer.Option(help="Start over; else finished runs stay, others go on.")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write the figures for TensorBoard too, in the runs' folders.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option(help="Print nothing but errors.")] = False,
+) -> None:
+    """Run several methods under equal conditions, with several seeds, and say what each costs and gains.
+
+    The same command again goes on where it ended. Exit code 3: some runs failed, the table names them.
+    """
+    from laconic.comparison import cells, compare_tables, read_entries
+    from laconic.engine.processes import interrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        result = compare_tables(
+            read_entries(entries, base=base, overrides=set_ or ()),
+            out=out,
+            seeds=_whole(seeds, "--seeds") if "," not in seeds else [_whole(s, "--seeds") for s in seeds.split(",")],
+            target=target,
+            processes="auto" if processes == "auto" else _whole(processes, "--processes"),
+            overwrite=overwrite,
+            tensorboard=tensorboard,
+            progress=not quiet,
+        )
+        page = result.report(out / "report.html")
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; go on with: {_again()}", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if not quiet:
+        headings, rows = cells(result.table)
+        table = Table(box=None, pad_edge=False)
+        for heading in headings:
+            table.add_column(heading, justify="right" if heading else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        _print(table)
+        for note in result.notes():
+            typer.echo(note)
+        typer.echo(f"files   {out}: table.md, table.csv, table.json")
+        if page is not None:
+            typer.echo(f"report  {page}")
+    if result.failures:
+        raise typer.Exit(3)
 
 
 @app.command("list")
@@ -321,13 +400,18 @@ def _print(table: Table) -> None:
     console.print(table)
 
 
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _again() -> str:
+def _again(*more: str) -> str:
     words = [Path(sys.argv[0]).name, *(word for word in sys.argv[1:] if word not in ("--resume", "--overwrite"))]
-    return shlex.join([*words, "--resume"])
+    return shlex.join([*words, *more])
+
+
+def _whole(text: str, option: str) -> int:
+    from laconic.core import ConfigError
+
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{option} takes whole numbers, got {text!r}.") from None
 
 
 def _percent(summary: dict[str, Any], key: str) -> str:

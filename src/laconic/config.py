@@ -9,10 +9,13 @@ Every section is checked against the function that it is for, so that a file acc
     [link]    up, down                                       laconic.codecs.parse; else what the method is made for
 
     [new_device]  enabled, rounds, fraction, train, test …   a device that joins later, with turned images
+    [sweep]       section.key = [values to try]              many runs in one file, for laconic compare
 """
 
 from __future__ import annotations
 
+import copy
+import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -107,22 +110,84 @@ def _model_extras(
     }
 
 
-def read_table(path: Path, overrides: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+Table = dict[str, dict[str, Any]]
+"""A run as plain sections, as a TOML file has them."""
+
+
+def read_table(path: Path, overrides: Iterable[str] = ()) -> Table:
     """A TOML file as plain sections, with `section.key=value` overrides applied."""
+    table = overridden(_read(path), overrides)
+    if "sweep" in table:
+        raise ConfigError(f"{path}: a [sweep] is many runs; run them with laconic compare {path}.")
+    return sections(table, where=str(path))
+
+
+def read_tables(path: Path, overrides: Iterable[str] = ()) -> list[tuple[str, Table]]:
+    """The runs of a TOML file with their names: one, or with a [sweep] one for every combination of its values.
+
+    The overrides hold for all of them.
+    """
+    table = overridden(_read(path), overrides)
+    sweep = table.pop("sweep", {})
+    if not isinstance(sweep, dict):
+        raise ConfigError(f"{path}: sweep must be a section of lists, got {sweep!r}.")
+    axes = _axes(sweep, where=f"{path}: [sweep]")
+    run = table.get("run")
+    name = run.get("name", path.stem) if isinstance(run, dict) else path.stem
+    made = []
+    for values in itertools.product(*axes.values()):
+        chosen = copy.deepcopy(table)
+        words = []
+        for keys, value in zip(axes, values, strict=True):
+            _set(chosen, keys, copy.deepcopy(value), where=f"{path}: [sweep] {'.'.join(keys)}")
+            words.append(_words(keys, value))
+        made.append((", ".join(words) or str(name), sections(chosen, where=str(path))))
+    return made
+
+
+def sections(table: Mapping[str, Any], *, where: str) -> Table:
+    """All the sections of a run, from those that are given and the defaults."""
+    for section, value in table.items():
+        if section not in _SECTIONS:
+            raise ConfigError(f"{where}: unknown section [{section}]; {did_you_mean(section, _SECTIONS)}")
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: {section} must be a section of settings, got {value!r}.")
+    return {section: {**_DEFAULTS.get(section, {}), **table.get(section, {})} for section in _SECTIONS}
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from None
-    for override in overrides:
-        _apply(table, override)
-    for section, value in table.items():
-        if section not in _SECTIONS:
-            raise ConfigError(f"{path}: unknown section [{section}]; {did_you_mean(section, _SECTIONS)}")
-        if not isinstance(value, dict):
-            raise ConfigError(f"{path}: {section} must be a section of settings, got {value!r}.")
-    return {section: {**_DEFAULTS.get(section, {}), **table.get(section, {})} for section in _SECTIONS}
+
+
+def _axes(sweep: Mapping[str, Any], *, where: str, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], list[Any]]:
+    """The keys that a sweep sets, each with its values: `link.up = […]` and `"link.up" = […]` are the same."""
+    axes: dict[tuple[str, ...], list[Any]] = {}
+    for key, value in sweep.items():
+        keys = (*above, *key.split("."))
+        path = ".".join(keys)
+        if isinstance(value, dict):
+            axes |= _axes(value, where=where, above=keys)
+        elif not isinstance(value, list) or not value:
+            raise ConfigError(f"{where} {path} must be a list of values to try, got {value!r}.")
+        elif keys in (("run", "seed"), ("run", "name")):
+            raise ConfigError(f"{where} {path}: seeds are given by --seeds, and names are made from what is swept.")
+        else:
+            axes[keys] = value
+    return axes
+
+
+def _words(keys: tuple[str, ...], value: Any) -> str:
+    """What a value of a sweep is called: a method by its name, all else by its key."""
+    if isinstance(value, dict):
+        name = value.get("name", value.get("source", keys[-1]))
+        rest = ",".join(f"{key}={inner}" for key, inner in value.items() if key not in ("name", "source"))
+        return f"{name}:{rest}" if rest else str(name)
+    return str(value) if keys[-1] in ("name", "source") else f"{keys[-1]}={value}"
 
 
 def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
@@ -204,17 +269,32 @@ def _word(settings: dict[str, Any], key: str, where: str) -> str:
     return word
 
 
-def _apply(table: dict[str, Any], override: str) -> None:
-    path, equals, text = override.partition("=")
-    keys = path.strip().split(".")
-    if not equals or len(keys) < 2 or not all(keys):
-        raise ConfigError(f"--set takes section.key=value, got {override!r}.")
+def overridden(table: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """The table, changed by `section.key=value`."""
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        keys = tuple(path.strip().split("."))
+        if not equals or len(keys) < 2 or not all(keys):
+            raise ConfigError(f"--set takes section.key=value, got {override!r}.")
+        _set(table, keys, toml_value(text), where=f"--set {override}")
+    return table
+
+
+def toml_value(text: str) -> Any:
+    """A TOML value; a bare word is a string.
+
+    >>> toml_value("0.5"), toml_value("eden:bits=2")
+    (0.5, 'eden:bits=2')
+    """
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string
+        return text.strip()
+
+
+def _set(table: dict[str, Any], keys: tuple[str, ...], value: Any, *, where: str) -> None:
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {override}: {key!r} is a value, not a section.")
+            raise ConfigError(f"{where}: {key!r} is a value, not a section.")
     table[keys[-1]] = value

@@ -66,6 +66,10 @@ class Experiment:
             observer=observer,
         )
 
+    def finished(self, out: Path) -> bool:
+        """Whether `out/name` holds this run, at its end; another run in its place is refused."""
+        return RunDirectory(out, self.name).finished(self.config)
+
 
 def make_task(
     federation: Federation,
@@ -144,6 +148,43 @@ def _codec(codec: CodecText | Codec) -> Codec:
     return codecs.parse(codec) if isinstance(codec, str | Sequence) else codec
 
 
+def experiment(
+    *,
+    data: Federation,
+    model: Model = "mlp",
+    method: Method | str = "fedavg",
+    schedule: Schedule = Schedule(),  # noqa: B008
+    seed: int = 0,
+    up: CodecText | Codec | None = None,
+    down: CodecText | Codec | None = None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    init: Mapping[str, Tensor] | Path | str | None = None,
+    device: str = "cpu",
+    name: str = "run",
+    checkpoint_every: int = 10,
+    hashed: bool = True,
+) -> Experiment:
+    """A run from objects, ready to start. `hashed` for one that leaves files: they tell whether it is the same run."""
+    chosen = methods.build(method, {}) if isinstance(method, str) else method
+    task = make_task(data, model, loss=loss, metrics=metrics, init=init, device=device)
+    simulation = prepare(method=chosen, task=task, federation=data, schedule=schedule, seed=seed, up=up, down=down)
+    named = model if isinstance(model, str) else _name(model)
+    config: dict[str, dict[str, Any]] = {
+        "run": {"name": name, "seed": seed, **asdict(schedule), "checkpoint_every": checkpoint_every, "device": device},
+        "data": {"source": repr(data)},
+        "model": {"name": named},
+        "method": {"name": chosen.name, "settings": settings_text(chosen)},
+        "link": {"up": simulation.agreement.link.up.text, "down": simulation.agreement.link.down.text},
+    }
+    if hashed:
+        # Objects have no settings that could be compared when the run is resumed, so their contents are.
+        config["data"]["sha256"] = _data_sha256(data)
+        config["model"]["first_state_sha256"] = tree_sha256(simulation.state.server)
+        config["model"]["loss"] = _name(task.loss)
+    return Experiment(simulation, name, config, {"model": named, "data": data.name}, checkpoint_every)
+
+
 def fit(
     *,
     data: Federation,
@@ -195,26 +236,22 @@ def fit(
         newcomer=newcomer,
         probe=probe,
     )
-    chosen = methods.build(method, {}) if isinstance(method, str) else method
-    task = make_task(data, model, loss=loss, metrics=metrics, init=init, device=device)
-    simulation = prepare(method=chosen, task=task, federation=data, schedule=schedule, seed=seed, up=up, down=down)
-    named = model if isinstance(model, str) else _name(model)
-    config: dict[str, dict[str, Any]] = {
-        "run": {"name": name, "seed": seed, **asdict(schedule), "checkpoint_every": checkpoint_every, "device": device},
-        "data": {"source": repr(data)},
-        "model": {"name": named},
-        "method": {"name": chosen.name, "settings": settings_text(chosen)},
-        "link": {"up": simulation.agreement.link.up.text, "down": simulation.agreement.link.down.text},
-    }
-    if out is not None:
-        # Objects have no settings that could be compared when the run is resumed, so their contents are.
-        config["data"]["sha256"] = _data_sha256(data)
-        config["model"]["first_state_sha256"] = tree_sha256(simulation.state.server)
-        config["model"]["loss"] = _name(task.loss)
-    experiment = Experiment(simulation, name, config, {"model": named, "data": data.name}, checkpoint_every)
-    return experiment.run(
-        out=Path(out) if out is not None else None, resume=resume, overwrite=overwrite, observer=observer
-    )
+    return experiment(
+        data=data,
+        model=model,
+        method=method,
+        schedule=schedule,
+        seed=seed,
+        up=up,
+        down=down,
+        loss=loss,
+        metrics=metrics,
+        init=init,
+        device=device,
+        name=name,
+        checkpoint_every=checkpoint_every,
+        hashed=out is not None,
+    ).run(out=Path(out) if out is not None else None, resume=resume, overwrite=overwrite, observer=observer)
 
 
 def example_update() -> Tensor:

@@ -17,7 +17,8 @@ SOURCE = Path(laconic.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 MODULES = {path: ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in FILES}
 
-# core ← {codecs, methods, models, data, privacy} ← engine ← {flower, report} ← experiment ← config ← reproduce ← cli.
+# core ← {codecs, methods, models, data, privacy} ← engine ← {flower, report} ← experiment ← config ← comparison
+# ← reproduce ← cli.
 _PARTS = {"codecs", "methods", "models", "data", "privacy"}
 _ENGINE = {"core", "engine", *_PARTS}
 _EXPERIMENT = {*_ENGINE, "flower", "report", "experiment"}
@@ -35,10 +36,12 @@ MAY_USE: dict[str, set[str]] = {
     "config": _EXPERIMENT,
     "export": _EXPERIMENT,
     "progress": {"core", "engine"},
-    "reproduce": {*_EXPERIMENT, "config"},
-    "cli": {*_EXPERIMENT, "config", "export", "progress", "reproduce"},
+    "tensorboard": {"core", "engine"},
+    "comparison": {*_EXPERIMENT, "config", "progress", "tensorboard"},
+    "reproduce": {*_EXPERIMENT, "config", "comparison"},
+    "cli": {*_EXPERIMENT, "config", "export", "progress", "tensorboard", "comparison", "reproduce"},
     "testing": {*_EXPERIMENT, "config"},
-    "__init__": {*_EXPERIMENT, "config", "export", "testing"},
+    "__init__": {*_EXPERIMENT, "config", "comparison", "export", "testing"},
 }
 
 

@@ -2,6 +2,7 @@
 
 from laconic.engine.checkpoint import Checkpoints
 from laconic.engine.cohort import Newcomer, sample_cohort
+from laconic.engine.history import Point, Record, bytes_to_reach, curve, frame, needed, plot
 from laconic.engine.ledger import Ledger
 from laconic.engine.model_file import ModelFile, load, open_model, read_model, write_model
 from laconic.engine.probe import probe, roc_auc
@@ -18,8 +19,8 @@ from laconic.engine.round import (
     server_round,
     to_everyone,
 )
-from laconic.engine.run import Observer, Run, RunDirectory, Silent, execute, versions
-from laconic.engine.simulate import Record, Rejection, Schedule, Simulation, State, settings_text, simulate
+from laconic.engine.run import Each, Observer, Run, RunDirectory, Silent, execute, versions
+from laconic.engine.simulate import Rejection, Schedule, Simulation, State, settings_text, simulate
 from laconic.engine.store import ClientStore, DiskStore, Store, pack, unpack
 
 __all__ = [
@@ -31,11 +32,13 @@ __all__ = [
     "Checkpoints",
     "ClientStore",
     "DiskStore",
+    "Each",
     "Ledger",
     "ModelFile",
     "Link",
     "Newcomer",
     "Observer",
+    "Point",
     "Record",
     "Rejection",
     "Run",
@@ -47,11 +50,16 @@ __all__ = [
     "State",
     "Store",
     "Turn",
+    "bytes_to_reach",
     "client_round",
+    "curve",
     "evaluate",
     "execute",
+    "frame",
+    "needed",
     "open_reply",
     "pack",
+    "plot",
     "probe",
     "receive",
     "roc_auc",

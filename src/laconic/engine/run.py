@@ -27,7 +27,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 import tomli_w
 import torch
@@ -36,10 +36,15 @@ from torch import nn
 from laconic.core import ConfigError, Method, RunError, Tree, tree_sha256
 from laconic.engine.checkpoint import Checkpoints
 from laconic.engine.files import cannot_write, remove_temporaries, sync_folder, write_all, write_atomically
+from laconic.engine.history import Record, frame, plot
 from laconic.engine.model_file import write_model
-from laconic.engine.simulate import Record, Simulation
+from laconic.engine.simulate import Simulation
 from laconic.engine.store import ClientStore, DiskStore, Store, pack
 from laconic.models import artifact_of, multiply_adds, num_parameters
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _JUDGED = ("global_", "local_", "new_", "vote_", "newcomer_", "posthoc_", "auc")  # figures of evaluations
@@ -48,12 +53,23 @@ _FREE = {"run.workers", "run.checkpoint_every", "run.store"}  # settings that do
 
 @dataclass(frozen=True)
 class Run:
-    """What a run gave: `history` (a record per round), `summary`, and `model`, ready to predict."""
+    """What a run gave: `history` (a record per round), `summary`, and `model`, ready to predict.
+
+    The records are plain dictionaries: `pandas.DataFrame(run.history)` is a table of them.
+    """
 
     history: list[Record]
     summary: dict[str, Any]
     model: nn.Module
     directory: Path | None = None
+
+    def plot(self, *, figure: str = "global_accuracy", axes: Axes | None = None) -> Axes:
+        """Draw accuracy, or another figure of the records, against the bytes sent so far, both ways (matplotlib)."""
+        return plot({self.summary["method"]: [self.history]}, figure=figure, axes=axes)
+
+    def frame(self) -> DataFrame:
+        """The records as a data frame by round, with the bytes so far in `bytes_total` (pandas)."""
+        return frame(self.history)
 
 
 class Observer(Protocol):
@@ -83,6 +99,28 @@ class Silent:
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         """Nothing."""
+
+
+class Each:
+    """Several observers, told in turn."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def started(self, *, rounds: int, history: Sequence[Record]) -> None:
+        """Tell each."""
+        for observer in self._observers:
+            observer.started(rounds=rounds, history=history)
+
+    def advanced(self, record: Record) -> None:
+        """Tell each."""
+        for observer in self._observers:
+            observer.advanced(record)
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        """Tell each."""
+        for observer in self._observers:
+            observer.finished(summary)
 
 
 class RunDirectory:
@@ -138,6 +176,14 @@ class RunDirectory:
             self._check_same(config, written)
         remove_temporaries(self.path)
         write_atomically(written, tomli_w.dumps(_without_none(config)).encode())
+
+    def finished(self, config: Mapping[str, Any]) -> bool:
+        """Whether this very run stands here and has come to its end; another run in its place is refused."""
+        written = self.path / "config.toml"
+        if not written.exists():
+            return False
+        self._check_same(config, written)
+        return (self.path / "summary.json").exists()
 
     def _check_same(self, config: Mapping[str, Any], written: Path) -> None:
         try:
@@ -321,6 +367,7 @@ def _sizes(simulation: Simulation, model: nn.Module, compact: bytes | None) -> d
     whole = task.fresh()
     return {
         "final_parameters": num_parameters(model),
+        "final_nonzero": sum(int(leaf.count_nonzero()) for leaf in model.parameters()),
         **({"model_bytes": len(compact)} if compact is not None else {}),
         "multiply_adds": multiply_adds(model, x),
         "multiply_adds_whole": multiply_adds(whole, x),

@@ -32,6 +32,7 @@ from laconic.core import (
 )
 from laconic.engine.cohort import Newcomer, sample_cohort
 from laconic.engine.downlink import Downlink
+from laconic.engine.history import Record
 from laconic.engine.ledger import Ledger
 from laconic.engine.round import Agreement, Link, Score, chunks, open_reply, send, server_round, to_everyone
 from laconic.engine.store import ClientStore, Kind, Store, pack, unpack
@@ -50,8 +51,6 @@ from laconic.engine.workers import (
     open_pool,
 )
 
-Record = dict[str, Any]
-"""One round's figures, as they stand in metrics.jsonl."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of a function among a method's settings: not the same everywhere
 BETWEEN_ROUNDS = -1
 """`State.round` while a round is being kept: such a state is not a whole one."""

@@ -7,12 +7,9 @@ no pickling.
 
 from __future__ import annotations
 
-import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
-import signal
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -37,6 +34,7 @@ from laconic.core import (
     Tree,
 )
 from laconic.engine.probe import probe
+from laconic.engine.processes import Child, can_fork, end, fork, settle
 from laconic.engine.round import Agreement, Score, chunks, client_round, evaluate, receive, to_everyone
 from laconic.engine.store import pack, unpack
 
@@ -304,9 +302,9 @@ def open_pool(agreement: Agreement, clients: Clients, *, workers: int | Literal[
 
     `auto` is one per core where processes can be forked, else none.
     """
-    can_fork = "fork" in multiprocessing.get_all_start_methods() and agreement.method.task.device == "cpu"
-    wanted = (cores() if can_fork else 0) if workers == "auto" else workers
-    if wanted and not can_fork:
+    forks = can_fork() and agreement.method.task.device == "cpu"
+    wanted = (cores() if forks else 0) if workers == "auto" else workers
+    if wanted and not forks:
         raise ConfigError(
             f"workers = {wanted} needs a system with fork and device = 'cpu'; set workers = 0 for this machine."
         )
@@ -344,27 +342,13 @@ class Processes:
     def __init__(self, agreement: Agreement, clients: Clients, workers: int) -> None:
         self._agreement, self._clients = agreement, clients
         self._shared: dict[str, bytes] = {}
-        self._workers: list[Worker] = []
+        self._workers: list[Child] = []
         for _ in range(workers):
             self._workers.append(self._fork())
 
-    def _fork(self) -> Worker:
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-        siblings = [worker.pipe for worker in self._workers]
-        process = context.Process(
-            target=_serve,
-            args=(theirs, [ours, *siblings], Station(self._agreement, self._clients, dict(self._shared))),
-            daemon=True,
-        )
-        # Until the worker ignores Ctrl-C, it must not get it: the parent answers for all.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        theirs.close()
-        return Worker(process, ours)
+    def _fork(self) -> Child:
+        station = Station(self._agreement, self._clients, dict(self._shared))
+        return fork(_serve, station, siblings=[worker.pipe for worker in self._workers])
 
     def share(self, **values: bytes) -> None:
         """Give every worker some values."""
@@ -445,21 +429,14 @@ class Processes:
 
     def _replace(self, place: int) -> int | None:
         old = self._workers[place]
-        code = _end([old])[0]
+        (code,) = end([old], patience=_PATIENCE)
         self._workers[place] = self._fork()
         return code
 
     def close(self) -> None:
         """End the workers."""
-        _end(self._workers)
+        end(self._workers, patience=_PATIENCE)
         self._workers = []
-
-
-class Worker(NamedTuple):
-    """A worker process and our end of its pipe."""
-
-    process: Any
-    pipe: multiprocessing.connection.Connection
 
 
 @dataclass(frozen=True)
@@ -486,35 +463,13 @@ class _Raised(NamedTuple):
     error: Exception
 
 
-def _end(workers: list[Worker]) -> list[int | None]:
-    """Hang up, wait a little, then insist; gives the exit codes, and leaves neither zombies nor descriptors."""
-    for worker in workers:
-        worker.pipe.close()
-    deadline = time.monotonic() + _PATIENCE
-    codes: list[int | None] = []
-    for process, _ in workers:
-        process.join(timeout=max(0.0, deadline - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
-        codes.append(process.exitcode)
-        process.close()
-    return codes
-
-
 def _serve(
     pipe: multiprocessing.connection.Connection,
     inherited: list[multiprocessing.connection.Connection],
     station: Station,
 ) -> None:
     """A worker's life: take jobs until the parent hangs up."""
-    # The parent answers Ctrl-C for all. Our copies of its pipe ends must go, or nobody would notice it dying.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    for connection in inherited:
-        connection.close()
-    torch.set_num_threads(1)
+    settle(inherited)
     with suppress(EOFError, OSError):
         while True:
             kind, value = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own parent's bytes

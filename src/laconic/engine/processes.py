@@ -1,0 +1,80 @@
+"""Forked child processes and the pipes to them: they share what the parent has, and need no pickling to start."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+
+class Child(NamedTuple):
+    """A child process and our end of its pipe."""
+
+    process: Any
+    pipe: Connection
+
+
+def can_fork() -> bool:
+    """Whether this system can fork."""
+    return "fork" in multiprocessing.get_all_start_methods()
+
+
+def fork(
+    work: Callable[..., None], *args: object, siblings: Iterable[Connection] = (), may_fork: bool = False
+) -> Child:
+    """Run `work(pipe, inherited, *args)` in a child, which calls `settle(inherited)` first.
+
+    `siblings` are our ends of other children's pipes. `may_fork` lets the child have children of its own.
+    """
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(theirs, [ours, *siblings], *args), daemon=not may_fork)
+    # Until the child ignores Ctrl-C, it must not get it: the parent answers for all.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    theirs.close()
+    return Child(process, ours)
+
+
+def settle(inherited: Iterable[Connection]) -> None:
+    """A child's first steps: one torch thread, deaf to Ctrl-C, and no copies of pipe ends that are not its own."""
+    # The parent answers Ctrl-C for all. Our copies of its pipe ends must go, or nobody would notice it dying.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    for connection in inherited:
+        connection.close()
+    torch.set_num_threads(1)
+
+
+def end(children: Iterable[Child], *, patience: float) -> list[int | None]:
+    """Hang up, wait a little, then insist; gives the exit codes, and leaves neither zombies nor descriptors."""
+    children = list(children)
+    for child in children:
+        child.pipe.close()
+    deadline = time.monotonic() + patience
+    codes: list[int | None] = []
+    try:
+        for process, _ in children:
+            process.join(timeout=max(0.0, deadline - time.monotonic()))
+    finally:  # Ctrl-C while we wait: no more patience
+        for process, _ in children:
+            if process.is_alive():
+                process.kill()
+                process.join()
+            codes.append(process.exitcode)
+            process.close()
+    return codes
+
+
+def interrupt(*_: object) -> NoReturn:
+    """What a signal does that is to end a run as Ctrl-C does."""
+    raise KeyboardInterrupt
