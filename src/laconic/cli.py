@@ -345,6 +345,9 @@ def reproduce_(
         float | None, typer.Option(help="The fraction of the paper's own scale, in (0, 1].", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="The seed.")] = 0,
+    adopt: Annotated[
+        list[Path] | None, typer.Option(help="A folder with runs that are taken up where they are the recipe's.")
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the recipes and their results.")] = False,
 ) -> None:
     """Repeat a table or a figure of a paper, with the paper's figures beside ours."""
@@ -355,19 +358,21 @@ def reproduce_(
     if list_:
         if name is not None:
             raise ConfigError(f"reproduce: --list takes no recipe, got {name!r}.")
-        for heading in ("recipe", "what it reproduces", "takes", f"result in {out}"):
+        for heading in ("recipe", "what it reproduces", "scale", "takes", "result"):
             table.add_column(heading, overflow="fold")
         for recipe in recipes.values():
             old = found(out, recipe.name)
             state = "-"
             if old is not None:
-                state = f"{old.within} of {old.judged} within, scale {old.scale:g}, {duration(old.seconds)}"
-            table.add_row(recipe.name, recipe.reproduces, duration(recipe.seconds), state)
+                other = "" if old.scale == recipe.scale else f", scale {old.scale:g}"
+                place = out / recipe.name / "table.md"
+                state = f"{old.within} of {old.judged} within{other}, {duration(old.seconds)}: {place}"
+            table.add_row(recipe.name, recipe.reproduces, f"{recipe.scale:g}", duration(recipe.seconds), state)
         _print(table)
         return
     if name is None:
         raise ConfigError("reproduce: which recipe? laconic reproduce --list shows them.")
-    result = reproduce(name, out=out, scale=scale, seed=seed)
+    result = reproduce(name, out=out, scale=scale, seed=seed, adopt=adopt or ())
     for heading in ("", "ours", "paper", "expected", "tolerance", "within"):
         table.add_column(heading, justify="left" if heading in ("", "within") else "right")
     for row in result.rows:

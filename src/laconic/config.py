@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from laconic.codecs import parse
-from laconic.core import ConfigError, LaconicError, checked_settings, did_you_mean, find_object, resolved_settings
+from laconic.core import (
+    ConfigError,
+    LaconicError,
+    checked_settings,
+    did_you_mean,
+    find_object,
+    preferred_link,
+    resolved_settings,
+)
 from laconic.data import Federation, sources, with_rotated_client
 from laconic.engine import Newcomer, Schedule
 from laconic.experiment import Experiment, make_task, prepare
@@ -224,25 +232,39 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
             method = replace(method, warmup_epochs=device.warmup_epochs, warmup_after=after)
     task = make_task(federation, model_name, model_settings, device=run.device, **extras)
     simulation = prepare(method=method, task=task, federation=federation, schedule=schedule, seed=run.seed, **link)
-    agreed = simulation.agreement.link
-    config: dict[str, dict[str, Any]] = {
-        "run": resolved_settings(_run, table["run"]),
-        "data": {
-            "source": source,
-            **(resolved_settings(sources[source], data_settings) if ":" not in source else data_settings),
-        },
-        "model": {
-            "name": model_name,
-            **(resolved_settings(models[model_name], model_settings) if ":" not in model_name else model_settings),
-            **extra_settings,
-        },
-        "method": {"name": method_name, **resolved_settings(methods[method_name], method_settings)},
-        "link": {"up": agreed.up.text, "down": agreed.down.text},
-    }
-    if device.enabled:
-        config["new_device"] = resolved_settings(_new_device, table["new_device"])
     facts = {"model": model_name, "data": source}
-    return Experiment(simulation, run.name, config, facts, run.checkpoint_every)
+    return Experiment(simulation, run.name, resolved(table), facts, run.checkpoint_every)
+
+
+def resolved(table: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The whole configuration with all defaults, as a run's config.toml has it. No data are read for that.
+
+    >>> resolved(sections({"method": {"name": "fedpm"}}, where="here"))["link"]
+    {'up': 'mask', 'down': 'mask'}
+    """
+    run = resolved_settings(_run, table["run"])
+    data, model, method = dict(table["data"]), dict(table["model"]), dict(table["method"])
+    source, architecture = _word(data, "source", "[data]"), _word(model, "name", "[model]")
+    name = _word(method, "name", "[method]")
+    if ":" not in source:
+        data = resolved_settings(sources[source], data)
+        if "seed" in data and "seed" not in table["data"]:
+            data["seed"] = run["seed"]
+    extras: dict[str, Any] = {key: model.pop(key) for key in ("init", "loss", "metrics") if key in model}
+    if ":" not in architecture:
+        model = resolved_settings(models[architecture], model)
+    preferred = preferred_link(methods.build(name, method))
+    given = _link(**checked_settings(_link, table["link"], where="[link]"))
+    config: Table = {
+        "run": run,
+        "data": {"source": source, **data},
+        "model": {"name": architecture, **model, **extras},
+        "method": {"name": name, **resolved_settings(methods[name], method)},
+        "link": {way: given[way] or parse(usual).text for way, usual in zip(("up", "down"), preferred, strict=True)},
+    }
+    if table.get("new_device", {}).get("enabled"):
+        config["new_device"] = resolved_settings(_new_device, table["new_device"])
+    return config
 
 
 def _federation(source: str, settings: dict[str, Any], *, seed: int) -> Federation:

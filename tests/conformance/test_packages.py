@@ -38,7 +38,7 @@ MAY_USE: dict[str, set[str]] = {
     "progress": {"core", "engine"},
     "tensorboard": {"core", "engine"},
     "comparison": {*_EXPERIMENT, "config", "progress", "tensorboard"},
-    "reproduce": {*_EXPERIMENT, "config", "comparison"},
+    "reproduce": {*_EXPERIMENT, "config", "comparison", "progress"},
     "cli": {*_EXPERIMENT, "config", "export", "progress", "tensorboard", "comparison", "reproduce"},
     "testing": {*_EXPERIMENT, "config"},
     "__init__": {*_EXPERIMENT, "config", "comparison", "export", "testing"},

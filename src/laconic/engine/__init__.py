@@ -19,7 +19,7 @@ from laconic.engine.round import (
     server_round,
     to_everyone,
 )
-from laconic.engine.run import Each, Observer, Run, RunDirectory, Silent, execute, versions
+from laconic.engine.run import Each, Observer, Run, RunDirectory, Silent, changes, execute, versions
 from laconic.engine.simulate import Rejection, Schedule, Simulation, State, settings_text, simulate
 from laconic.engine.store import ClientStore, DiskStore, Store, pack, unpack
 
@@ -51,6 +51,7 @@ __all__ = [
     "Store",
     "Turn",
     "bytes_to_reach",
+    "changes",
     "client_round",
     "curve",
     "evaluate",

@@ -22,7 +22,7 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -175,7 +175,7 @@ class RunDirectory:
                 )
             self._check_same(config, written)
         remove_temporaries(self.path)
-        write_atomically(written, tomli_w.dumps(_without_none(config)).encode())
+        write_atomically(written, tomli_w.dumps(without_none(config)).encode())
 
     def finished(self, config: Mapping[str, Any]) -> bool:
         """Whether this very run stands here and has come to its end; another run in its place is refused."""
@@ -187,16 +187,14 @@ class RunDirectory:
 
     def _check_same(self, config: Mapping[str, Any], written: Path) -> None:
         try:
-            old = _flattened(tomllib.loads(written.read_text(encoding="utf-8")))
+            old = tomllib.loads(written.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise RunError(f"cannot resume {self.path}: its config.toml cannot be read ({error}).") from None
-        new = _flattened(_without_none(config))
-        for key in sorted({*old, *new} - _FREE):
-            if old.get(key) != new.get(key):
-                raise RunError(
-                    f"cannot resume {self.path}: {key} was {old.get(key)!r} and is {new.get(key)!r} now; "
-                    "restore it, or choose another run.name."
-                )
+        for key, was, now in changes(old, config):
+            raise RunError(
+                f"cannot resume {self.path}: {key} was {was!r} and is {now!r} now; "
+                "restore it, or choose another run.name."
+            )
 
     def read_history(self, *, num_bytes: int) -> list[Record]:
         """The records up to a checkpoint; later lines are cut off, for their rounds are made again."""
@@ -425,12 +423,25 @@ def versions() -> dict[str, str]:
     }
 
 
-def _without_none(value: Any) -> Any:
+def without_none(value: Any) -> Any:
+    """A configuration as TOML can have it: what is None is left out, at any depth."""
     if isinstance(value, Mapping):
-        return {str(key): _without_none(item) for key, item in value.items() if item is not None}
+        return {str(key): without_none(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
-        return [_without_none(item) for item in value]
+        return [without_none(item) for item in value]
     return value
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The settings in which two configurations differ, but for those that do not change the result.
+
+    >>> list(changes({"run": {"seed": 1, "workers": 2}}, {"run": {"seed": 3, "workers": 4}}))
+    [('run.seed', 1, 3)]
+    """
+    before, after = _flattened(without_none(old)), _flattened(without_none(new))
+    for key in sorted({*before, *after} - _FREE):
+        if before.get(key) != after.get(key):
+            yield key, before.get(key), after.get(key)
 
 
 def _flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

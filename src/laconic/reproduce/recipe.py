@@ -49,15 +49,19 @@ class Outcome:
     rows: tuple[Row, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
     draw: Draw | None = None
+    seconds: float | None = None
+    """What the runs behind it took, whenever they were made; None where there are none."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """How a recipe is to be run: its seed, its scale, and a folder for what it wants to keep while it runs."""
+    """How a recipe is to be run: its seed, its scale, a folder for what it wants to keep while it runs, and folders
+    with runs that may be taken up."""
 
     seed: int
     scale: float
     folder: Path
+    adopt: tuple[Path, ...] = ()
 
     @property
     def key(self) -> Key:

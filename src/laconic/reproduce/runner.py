@@ -18,6 +18,7 @@ from laconic.engine.files import cannot_write, write_atomically
 from laconic.engine.simulate import one_thread
 from laconic.reproduce.catalogue import recipes
 from laconic.reproduce.recipe import Draw, Job, Recipe, Row, find
+from laconic.reproduce.runs import runs_table
 
 RESULT, TABLE, FIGURE = "result.json", "table.md", "figure.svg"
 
@@ -34,10 +35,18 @@ class Result:
     folder: Path
 
 
-def reproduce(name: str, *, out: Path | str = "results", scale: float | None = None, seed: int = 0) -> Result:
+def reproduce(
+    name: str,
+    *,
+    out: Path | str = "results",
+    scale: float | None = None,
+    seed: int = 0,
+    adopt: Iterable[Path | str] = (),
+) -> Result:
     """Run the recipe of that name and write its files into `out/name`.
 
-    `result.json` is written last: where it stands, the other files belong to it.
+    `result.json` is written last: where it stands, the other files belong to it. Runs of the very same configuration
+    that stand in `out` or in the folders `adopt` are taken up instead of being made again.
 
     >>> import tempfile
     >>> result = reproduce("fedpm-privacy", out=tempfile.mkdtemp(), scale=0.01)
@@ -57,7 +66,7 @@ def reproduce(name: str, *, out: Path | str = "results", scale: float | None = N
         raise cannot_write(folder, error) from None
     start, busy = time.perf_counter(), _processor_seconds()
     with one_thread():  # sums in one order, whatever the machine
-        outcome = recipe.run(Job(seed=seed, scale=scale, folder=folder))
+        outcome = recipe.run(Job(seed=seed, scale=scale, folder=folder, adopt=tuple(map(Path, adopt))))
     seconds, busy = time.perf_counter() - start, _processor_seconds() - busy
     picture = None if outcome.draw is None else _svg(outcome.draw)
     figure = "none" if outcome.draw is None else FIGURE if picture is not None else NO_FIGURE
@@ -69,6 +78,7 @@ def reproduce(name: str, *, out: Path | str = "results", scale: float | None = N
         "scale": scale,
         "seconds": round(seconds, 3),
         "processor_seconds": round(busy, 3),
+        **({} if outcome.seconds is None else {"training_seconds": round(outcome.seconds, 1)}),
         "versions": versions(),
         "settings": dict(recipe.settings),
         "paper": dict(recipe.paper),
@@ -111,6 +121,8 @@ def markdown(result: Result) -> str:
     record = result.record
     made = ", ".join(f"{name} {number}" for name, number in record["versions"].items() if name != "platform")
     took = f"{record['seconds']:.1f} s ({record['processor_seconds']:.1f} s of processor)"
+    if "training_seconds" in record:
+        took = f"its runs took {duration(record['training_seconds'])} in all"
     lines = [
         f"# {record['name']}: {record['reproduces']}",
         "",
@@ -118,6 +130,9 @@ def markdown(result: Result) -> str:
         "",
         *table(result.rows),
     ]
+    if "runs" in record["data"]:
+        lines += ["", *runs_table(record["data"]["runs"])]
+        lines += ["", "*accuracy*: mean of the last ten evaluations; *both ways*: share of the first row's bytes."]
     if record["figure"] == FIGURE:
         lines += ["", f"![{record['reproduces']}]({FIGURE})"]
     elif record["figure"] != "none":
@@ -156,7 +171,8 @@ def found(out: Path | str, name: str) -> Found | None:
     try:
         record = json.loads((Path(out) / name / RESULT).read_text(encoding="utf-8"))
         judged = [row["within"] for row in record["rows"] if row["within"] is not None]
-        return Found(len(judged), sum(judged), float(record["scale"]), float(record["seconds"]))
+        seconds = float(record.get("training_seconds", record["seconds"]))
+        return Found(len(judged), sum(judged), float(record["scale"]), seconds)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -1,0 +1,111 @@
+"""What the papers' methods are compared with: federated averaging on real data, and codecs on the way up."""
+
+from __future__ import annotations
+
+from laconic.reproduce.training import Arm, Figure, Training, last_evaluations, summed_up, training_recipe
+
+ACCURACY, LAST, LOCAL = "accuracy, mean of the last ten, %", "accuracy at the end, %", "local accuracy, %"
+BITS = "bits per parameter up"
+
+_EM = Training(
+    """
+[run]
+rounds = 400
+cohort = 10
+eval_every = 10
+
+[data]
+clients = 100
+
+[method]
+local_epochs = 1
+
+[link]
+up = "float32"
+down = "float32"
+""",
+    (
+        Arm(
+            "mnist-fedavg",
+            (
+                "data.source=mnist",
+                'data.partition={ kind = "label_shards", shards_per_client = 2 }',
+                "model.name=lg_mlp",
+                "method.name=fedavg",
+                "method.batch_size=10",
+                "method.lr=0.1",
+                "method.momentum=0.5",
+                "method.clip_norm=5.0",
+            ),
+            {LAST: 98.15},  # LG-FedAvg, table 1, after 725 rounds
+        ),
+        Arm(
+            "cifar10-fedadam",
+            (
+                "data.source=cifar10",
+                'data.partition={ kind = "dirichlet", alpha = 1.0 }',
+                "model.name=lenet5_fs",
+                "method.name=fedopt",
+                'method.server={ name = "adam", lr = 0.001 }',
+                "method.batch_size=64",
+                "method.lr=0.05",
+            ),
+            {LAST: 69.97},  # FedSparse, table 1, after 1,000 rounds
+        ),
+    ),
+    (
+        Figure(LAST, summed_up("global_accuracy", times=100), tolerance=2.0),
+        Figure(ACCURACY, last_evaluations),
+        Figure(LOCAL, summed_up("local_accuracy", times=100)),
+    ),
+)
+
+_UP = {
+    "float32": "float32",
+    "eden-4": "eden:bits=4",
+    "eden-2": "eden:bits=2",
+    "qsgd": "qsgd:levels=128",
+    "terngrad": "terngrad",
+    "eden-1": "eden:bits=1",
+    "drive": "drive",
+    "ef-signsgd": "ef(signsgd)",
+    "signsgd": "signsgd",
+    "ef-topk": "ef(topk:fraction=0.01)",
+}
+_CODECS = Training(
+    """
+[run]
+rounds = 400
+cohort = 10
+eval_every = 10
+
+[data]
+source = "cifar10"
+clients = 100
+partition = { kind = "dirichlet", alpha = 1.0 }
+
+[model]
+name = "lg_cnn"
+
+[method]
+name = "fedavg"
+local_epochs = 1
+batch_size = 50
+lr = 0.1
+
+[link]
+down = "float32"
+""",
+    tuple(Arm(name, (f"link.up={codec}",)) for name, codec in _UP.items()),
+    (
+        Figure(ACCURACY, last_evaluations),
+        Figure(LOCAL, summed_up("local_accuracy", times=100)),
+        Figure(BITS, summed_up("bits_per_parameter_up")),
+    ),
+    ways="up",
+)
+
+recipes = (
+    training_recipe("em", "FedAvg and FedAdam as LG-FedAvg's and FedSparse's tables 1 have them", _EM, seconds=3000),
+    training_recipe("codecs", "Ten codecs on the way up, CIFAR-10: accuracy against bytes", _CODECS, seconds=5000),
+)

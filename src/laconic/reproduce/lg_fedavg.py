@@ -1,0 +1,292 @@
+"""LG-FedAvg, tables 1, 3 and 4: local and new accuracy, a device that joins later, fairness (Liang et al., 2020).
+
+Volumes are in parameters, by the paper's own formula. What its code does besides is in docs/methods/lg_fedavg.md.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from laconic.report import RunRecord
+from laconic.reproduce.training import Arm, Figure, Training, summed_up, training_recipe
+
+LOCAL, NEW, VOLUME = "local accuracy, %", "new accuracy, %", "parameters sent, 1e9"
+
+# --- table 1 ---------------------------------------------------------------------------------------------------------
+
+FIGURES = (
+    Figure(LOCAL, summed_up("local_accuracy", times=100), tolerance=1.0),
+    Figure(NEW, summed_up("new_accuracy", times=100), tolerance=1.5),
+    Figure(VOLUME, summed_up("paper_parameters", times=1e-9), tolerance=0.5),
+)
+_LG = ("method.name=lg_fedavg",)
+_FEDAVG = ("method.name=fedavg", "method.weighting=examples")
+
+
+def _printed(local: float, new: float | None = None, volume: float | None = None) -> dict[str, float]:
+    named = {LOCAL: local, NEW: new, VOLUME: volume}
+    return {label: value for label, value in named.items() if value is not None}
+
+
+def _common(source: str, model: str, *, batch: int, partition: str, more: str = "") -> str:
+    return f"""
+[run]
+cohort = 10
+eval_every = 25
+new_test = true
+
+[data]
+source = "{source}"
+clients = 100
+partition = {partition}
+
+[model]
+name = "{model}"
+
+[method]
+local_epochs = 1
+batch_size = {batch}
+lr = 0.1
+momentum = 0.5
+clip_norm = 5.0
+{more}"""
+
+
+_SHARDS = '{ kind = "label_shards", shards_per_client = 2 }'
+_MNIST = Training(
+    _common("mnist", "lg_mlp", batch=10, partition=_SHARDS),
+    (
+        Arm(
+            "lg",
+            (*_LG, "run.rounds=450", "method.global_layers=3", "method.fedavg_rounds=400", "method.lg_lr=0.05"),
+            _printed(98.66, 97.81, 28.0),
+        ),
+        Arm("fedavg", (*_FEDAVG, "run.rounds=725"), _printed(98.15, 98.15, 50.5)),
+        Arm("local", ("method.name=local_only", "run.rounds=100", "run.cohort=100"), _printed(97.17, 84.01)),
+        Arm(
+            "mtl",
+            ("method.name=mtl", "method.lambda1=1e-7", "method.lambda2=1e-7", "run.rounds=400", "run.cohort=100"),
+            _printed(97.12, 79.63, 50.7),
+        ),
+    ),
+    FIGURES,
+    seeds=3,
+)
+_CIFAR10 = Training(
+    _common("cifar10", "lg_cnn", batch=50, partition=_SHARDS),
+    (
+        Arm(
+            "lg",
+            (
+                *_LG,
+                "run.rounds=1260",
+                "method.global_layers=2",
+                "method.global_part=first",
+                "method.fedavg_rounds=1200",
+            ),
+            _printed(89.66, 59.63, 8.48),
+            small=("run.rounds=660", "method.fedavg_rounds=600"),
+        ),
+        Arm("fedavg", (*_FEDAVG, "run.rounds=1850"), _printed(59.94, 59.94, 13.04), small=("run.rounds=660",)),
+        Arm(
+            "local",
+            ("method.name=local_only", "run.rounds=200", "run.cohort=100"),
+            _printed(86.81, 54.83),
+            small=("run.rounds=200",),
+        ),
+        Arm(
+            "mtl",
+            ("method.name=mtl", "method.lambda1=1e-6", "method.lambda2=1e-6", "run.rounds=1400", "run.cohort=100"),
+            _printed(86.65, 45.63, 17.95),
+            small=("run.rounds=200",),
+        ),
+    ),
+    FIGURES,
+    scale=0.5,
+)
+_SOLVER = ("method.optimizer=adam", "method.local_epochs=1", "method.batch_size=32", "method.lr=0.001")
+_VQA = Training(
+    """
+[run]
+cohort = 5
+eval_every = 5
+new_test = true
+
+[data]
+source = "easy_vqa"
+clients = 50
+
+[model]
+name = "vqa"
+""",
+    (
+        Arm("fedavg", ("method.name=fedavg", "run.rounds=47", *_SOLVER), small=("run.rounds=40",)),
+        Arm(
+            "lg",
+            (*_LG, 'method.private=["image.*", "question.*"]', "run.rounds=49", "method.fedavg_rounds=32", *_SOLVER),
+            small=("run.rounds=40", "method.fedavg_rounds=20"),
+        ),
+    ),
+    FIGURES,
+    scale=0.5,
+    small=("model.embedding=32", "model.hidden=64", "model.features=128", "model.joint=128"),
+)
+
+# --- table 3: a device with turned digits joins -----------------------------------------------------------------------
+
+OTHERS, JOINED = "accuracy of the others, %", "accuracy of the new device, %"
+_NEW_DEVICE = """
+[new_device]
+enabled = true
+rounds = 500
+train = 3000
+test = 500
+turns = 1
+warmup_epochs = 5
+"""
+
+
+def _others(run: RunRecord, _: RunRecord) -> float | None:
+    """The old devices' own models where they have them, else the server's."""
+    summary = run.summary or {}
+    value = summary.get("new_accuracy" if summary.get("method") == "lg_fedavg" else "global_accuracy")
+    return None if value is None else 100 * value
+
+
+def _rotated(partition: str, paper: dict[str, tuple[float, float]]) -> Training:
+    methods = {
+        "fedavg": _FEDAVG,
+        "lg": (*_LG, "method.global_layers=3", "method.fedavg_rounds=180", "method.lg_lr=0.05"),
+        **{
+            f"fedprox-{mu}": ("method.name=fedprox", "method.weighting=examples", f"method.mu={mu}")
+            for mu in (0.01, 0.1, 1.0)
+        },
+    }
+    arms = []
+    for fraction in ("0.0", "0.1"):
+        for name, settings in methods.items():
+            known = paper.get(f"{name.split('-')[0]}, C = {fraction}")
+            printed = dict(zip((OTHERS, JOINED), known, strict=True)) if known else {}
+            arms.append(
+                Arm(f"{name}-c{fraction}", (*settings, "run.rounds=200", f"new_device.fraction={fraction}"), printed)
+            )
+    figures = (
+        Figure(OTHERS, _others, tolerance=2.0),
+        Figure(JOINED, summed_up("newcomer_accuracy", times=100), tolerance=2.0),
+    )
+    return Training(_common("mnist", "lg_mlp", batch=10, partition=partition, more=_NEW_DEVICE), tuple(arms), figures)
+
+
+_ROTATED = {
+    "iid": _rotated(
+        '"iid"',
+        {
+            "fedavg, C = 0.0": (32.01, 91.83),
+            "lg, C = 0.0": (96.55, 92.92),
+            "fedavg, C = 0.1": (97.35, 89.29),
+            "fedprox, C = 0.1": (94.82, 87.19),
+            "lg, C = 0.1": (97.66, 93.16),
+        },
+    ),
+    "noniid": _rotated(
+        _SHARDS,
+        {
+            "fedavg, C = 0.0": (35.70, 93.58),
+            "lg, C = 0.0": (96.31, 94.12),
+            "fedavg, C = 0.1": (96.89, 89.62),
+            "fedprox, C = 0.1": (97.86, 91.58),
+            "lg, C = 0.1": (98.16, 93.88),
+        },
+    ),
+}
+
+# --- table 4: fairness -----------------------------------------------------------------------------------------------
+
+CORRECT, AUC, ADVERSARY = "accuracy, %", "AUC, %", "AUC of an adversary that is fitted afterwards, %"
+
+
+def _adversary(run: RunRecord, _: RunRecord) -> float | None:
+    """The mean over the protected attributes."""
+    values = [value for key, value in (run.summary or {}).items() if key.startswith("posthoc_auc_")]
+    return 100 * statistics.fmean(values) if values else None
+
+
+def _adult(data: str, paper: dict[str, tuple[float, float, float]]) -> Training:
+    weights = ("0.03", "0.1", "0.3", "1.0", "3.0", "10.0", "30.0")
+    adversary = "method.objective=adversary"
+    methods = {
+        "fedavg": _FEDAVG,
+        "lg": (*_LG, "method.global_layers=3"),
+        **{
+            f"lg-adversary-{weight}": (*_LG, "method.global_layers=3", adversary, f"method.objective_weight={weight}")
+            for weight in weights
+        },
+    }
+    return Training(
+        f"""
+[run]
+rounds = 20
+cohort = 10
+eval_every = 2
+probe = "fc3"
+new_test = true
+
+[data]
+source = "adult"
+clients = 10
+{data}
+
+[model]
+name = "lg_adult"
+
+[method]
+local_epochs = 1
+batch_size = 50
+lr = 0.1
+""",
+        tuple(
+            Arm(
+                name,
+                settings,
+                dict(
+                    zip((CORRECT, AUC, ADVERSARY), paper["lg-adversary" if "adversary" in name else name], strict=True)
+                ),
+            )
+            for name, settings in methods.items()
+        ),
+        (
+            Figure(CORRECT, summed_up("local_accuracy", times=100), tolerance=2.0),
+            Figure(AUC, summed_up("auc", times=100), tolerance=2.0),
+            Figure(ADVERSARY, _adversary, tolerance=3.0),
+        ),
+        seeds=3,
+    )
+
+
+_FAIR = {
+    "iid": _adult(
+        'partition = "iid"',
+        {"fedavg": (83.7, 89.4, 65.5), "lg": (84.3, 89.0, 63.3), "lg-adversary": (82.1, 85.7, 50.1)},
+    ),
+    "noniid": _adult(
+        'rows = 30000\npartition = { kind = "sorted_shards", shards_per_client = 10 }',
+        {"fedavg": (83.7, 88.7, 64.1), "lg": (81.1, 84.4, 62.7), "lg-adversary": (80.1, 84.1, 49.8)},
+    ),
+}
+
+recipes = (
+    training_recipe("lg-mnist", "LG-FedAvg, table 1: MNIST", _MNIST, seconds=20000),
+    training_recipe("lg-cifar10", "LG-FedAvg, table 1: CIFAR-10", _CIFAR10, seconds=10000),
+    training_recipe("lg-vqa", "LG-FedAvg, table 1: VQA's place taken by easy-VQA", _VQA, seconds=3600),
+    training_recipe(
+        "lg-rotated-iid", "LG-FedAvg, table 3: a new device, equal clients", _ROTATED["iid"], seconds=15000
+    ),
+    training_recipe(
+        "lg-rotated-noniid",
+        "LG-FedAvg, table 3: a new device, two labels per client",
+        _ROTATED["noniid"],
+        seconds=15000,
+    ),
+    training_recipe("lg-adult-iid", "LG-FedAvg, table 4: fairness, equal clients", _FAIR["iid"], seconds=3600),
+    training_recipe("lg-adult-noniid", "LG-FedAvg, table 4: fairness, unlike clients", _FAIR["noniid"], seconds=3600),
+)

@@ -1,0 +1,282 @@
+"""Recipes that train: configurations, what the paper says of each, and rows from the records of their runs.
+
+Finished runs are not repeated. What a run leaves is kept beside the recipe's result as NAME-sSEED.toml, .jsonl and
+.summary.json; a record of the very same configuration that lies elsewhere is taken up instead of being trained again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from laconic.comparison import compare_tables
+from laconic.config import Table, overridden, resolved, sections
+from laconic.core import DataError, RunError, UserError
+from laconic.engine import changes, plot
+from laconic.engine.files import write_atomically
+from laconic.engine.run import without_none
+from laconic.report import RunRecord, find_runs, read_run
+from laconic.reproduce.recipe import Job, Outcome, Recipe, Row
+
+_COUNTED = (("run", "rounds"), ("method", "fedavg_rounds"), ("method", "decay_rounds"), ("new_device", "rounds"))
+"""Numbers of which there are fewer at a smaller scale."""
+_OWN = {"run.name", "run.eval_every"}  # what may differ besides where a record is taken up
+
+
+Ways = Literal["both", "up"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a run, as a paper prints it. `of` takes it from a run, beside the run of the recipe's first arm."""
+
+    label: str
+    of: Callable[[RunRecord, RunRecord], float | None]
+    tolerance: float | None = None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One configuration of a recipe, and the paper's figures of it by their labels.
+
+    `settings` change the recipe's common table, `small` what is run below full scale, both as `--set` does it.
+    """
+
+    name: str
+    settings: tuple[str, ...] = ()
+    paper: Mapping[str, float] = field(default_factory=dict)
+    small: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Training:
+    """Several configurations at full scale, and what of them is compared with a paper.
+
+    Below full scale, rounds are fewer and the settings `small` hold besides; `scale` is the scale that they are for.
+    """
+
+    common: str
+    arms: tuple[Arm, ...]
+    figures: tuple[Figure, ...]
+    scale: float = 1.0
+    small: tuple[str, ...] = ()
+    seeds: int = 1
+    ways: Ways = "both"
+    """Which bytes the picture has on its axis."""
+
+    def table(self, arm: Arm, *, scale: float = 1.0) -> Table:
+        """An arm's configuration.
+
+        >>> training = Training("[run]\\nrounds = 200", (Arm("fedavg"),), (), small=("model.name=lenet5",), scale=0.1)
+        >>> small = training.table(training.arms[0], scale=0.05)
+        >>> small["run"]["rounds"], small["model"]["name"]
+        (10, 'lenet5')
+        """
+        table = overridden(tomllib.loads(self.common), arm.settings)
+        if scale < 1:
+            small = (*self.small, *arm.small)
+            overridden(table, small)
+            stated = {change.partition("=")[0] for change in small}
+            for section, key in _COUNTED:
+                if key in table.get(section, {}):
+                    # What `small` states is for the recipe's own scale, all else is a share of the full number.
+                    share = scale / self.scale if f"{section}.{key}" in stated else scale
+                    table[section][key] = max(1, math.ceil(table[section][key] * share - 1e-9))
+        return sections(table, where=arm.name)
+
+    def __call__(self, job: Job) -> Outcome:
+        """Take up what is there, train what is missing, and compare."""
+        tables = {arm.name: self.table(arm, scale=job.scale) for arm in self.arms}
+        seeds = range(job.seed, job.seed + self.seeds)
+        runs = {(name, seed): _kept(job, name, table, seed) for name, table in tables.items() for seed in seeds}
+        missing: dict[tuple[int, ...], list[str]] = defaultdict(list)
+        for name in tables:
+            if absent := tuple(seed for seed in seeds if runs[name, seed] is None):
+                missing[absent].append(name)
+        for absent, names in missing.items():
+            runs |= _trained(job, {name: tables[name] for name in names}, absent)
+        found = {name: [run for seed in seeds if (run := runs[name, seed])] for name in tables}
+        return Outcome(
+            rows=tuple(self._rows(found)),
+            data={"runs": [_said(name, run) for name, several in found.items() for run in several]},
+            draw=partial(_draw, found, self.ways),
+            seconds=sum((run.summary or {}).get("seconds", 0.0) for several in found.values() for run in several),
+        )
+
+    def _rows(self, found: Mapping[str, Sequence[RunRecord]]) -> Iterator[Row]:
+        first = found[self.arms[0].name]
+        for arm in self.arms:
+            runs = found[arm.name]
+            for figure in self.figures:
+                values = [
+                    value for run, base in zip(runs, first, strict=True) if (value := figure.of(run, base)) is not None
+                ]
+                if not values:
+                    continue
+                paper = arm.paper.get(figure.label)
+                note = f"{len(runs[0].history)} rounds"
+                if len(values) > 1:
+                    note += f", {len(values)} seeds, standard deviation {statistics.stdev(values):.2g}"
+                yield Row(
+                    f"{arm.name}: {figure.label}",
+                    statistics.fmean(values),
+                    paper=paper,
+                    tolerance=None if paper is None else figure.tolerance,
+                    note=note,
+                )
+
+
+def training_recipe(name: str, reproduces: str, training: Training, *, seconds: float) -> Recipe:
+    """A recipe that trains. `seconds` is about how long all of its runs take at the scale of `training`."""
+    return Recipe(
+        name=name,
+        reproduces=reproduces,
+        run=training,
+        settings={arm.name: training.table(arm) for arm in training.arms},
+        paper={f"{arm.name}: {label}": value for arm in training.arms for label, value in arm.paper.items()},
+        seconds=seconds,
+        scale=training.scale,
+    )
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def last_evaluations(run: RunRecord, _: RunRecord) -> float | None:
+    """The mean of the last ten evaluations of the global accuracy, in per cent."""
+    judged = [record["global_accuracy"] for record in run.history if record.get("global_accuracy") is not None]
+    return 100 * statistics.fmean(judged[-10:]) if judged else None
+
+
+def summed_up(key: str, *, times: float = 1.0) -> Callable[[RunRecord, RunRecord], float | None]:
+    """A figure of the summary."""
+
+    def of(run: RunRecord, _: RunRecord) -> float | None:
+        value = (run.summary or {}).get(key)
+        return None if value is None else times * value
+
+    return of
+
+
+def paper_share(run: RunRecord, first: RunRecord) -> float | None:
+    """The volume that the paper counts, in per cent of the first arm's: it does not depend on the number of rounds."""
+    return _share(run, first, "paper_bytes")
+
+
+def byte_share(run: RunRecord, first: RunRecord) -> float | None:
+    """Bytes of real frames, both ways, in per cent of the first arm's."""
+    return _share(run, first, "bytes_up", "bytes_down")
+
+
+def _share(run: RunRecord, first: RunRecord, *keys: str) -> float | None:
+    own, base = (
+        sum((record.summary or {}).get(key, 0) for key in keys) / len(record.history) for record in (run, first)
+    )
+    return 100 * own / base if base else None
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def _kept(job: Job, name: str, table: Table, seed: int) -> RunRecord | None:
+    """The record of this very run: the recipe's own, or another's that is then kept as its own."""
+    wanted = resolved({**table, "run": {**table["run"], "seed": seed}})
+    stem = job.folder / f"{name}-s{seed}"
+    places = [job.folder, *job.adopt, *sorted(path for path in job.folder.parent.glob("*") if path.is_dir())]
+    for record in (record for place in places for record in _records(place)):
+        config = _resolved(record.config)
+        if record.summary is None or any(key not in _OWN for key, _, _ in changes(config, wanted)):
+            continue
+        if record.path != stem:
+            _keep(replace(record, config=config), stem)
+        return _read(stem)
+    return None
+
+
+def _resolved(config: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    try:
+        return resolved(sections(config, where="record"))
+    except UserError:
+        return config  # not from a file, or from another version
+
+
+def _records(folder: Path) -> Iterator[RunRecord]:
+    """Runs' folders, and records that were kept without their models and checkpoints."""
+    for path in find_runs(folder) if folder.is_dir() else ():
+        yield read_run(path)
+    for summary in sorted(folder.glob("*.summary.json")):
+        stem = summary.with_name(summary.name.removesuffix(".summary.json"))
+        if _file(stem, "toml").is_file():
+            yield _read(stem)
+
+
+def _file(stem: Path, suffix: str) -> Path:
+    return stem.with_name(f"{stem.name}.{suffix}")
+
+
+def _read(stem: Path) -> RunRecord:
+    try:
+        lines = _file(stem, "jsonl").read_text(encoding="utf-8").splitlines()
+        return RunRecord(
+            stem,
+            tomllib.loads(_file(stem, "toml").read_text(encoding="utf-8")),
+            [json.loads(line) for line in lines],
+            json.loads(_file(stem, "summary.json").read_text(encoding="utf-8")),
+        )
+    except (OSError, ValueError) as error:
+        raise DataError(f"{stem}: the record of the run cannot be read ({error}).") from None
+
+
+def _keep(record: RunRecord, stem: Path) -> None:
+    """Configuration, history and, last, the summary: where it stands, the others belong to it."""
+    lines = "".join(json.dumps(line, allow_nan=False) + "\n" for line in record.history)
+    write_atomically(_file(stem, "toml"), tomli_w.dumps(without_none(record.config)).encode())
+    write_atomically(_file(stem, "jsonl"), lines.encode())
+    write_atomically(_file(stem, "summary.json"), json.dumps(record.summary, indent=2).encode() + b"\n")
+
+
+def _trained(job: Job, tables: Mapping[str, Table], seeds: Iterable[int]) -> dict[tuple[str, int], RunRecord | None]:
+    """Run what is missing, as many at a time as there are cores; an interrupted run goes on where it stopped."""
+    comparison = compare_tables(tables.items(), out=job.folder / "runs", seeds=tuple(seeds))
+    made: dict[tuple[str, int], RunRecord | None] = {}
+    for outcome in comparison.outcomes:
+        if outcome.failure is None:
+            stem = job.folder / f"{outcome.entry}-s{outcome.seed}"
+            _keep(read_run(outcome.path), stem)
+            made[outcome.entry, outcome.seed] = _read(stem)
+    for failed in comparison.failures:
+        raise RunError(f"reproduce: {failed.entry}, seed {failed.seed}, failed: {failed.failure}")
+    return made
+
+
+_SAID = (
+    *("seed", "rounds", "parameters", "global_accuracy", "local_accuracy", "new_accuracy", "newcomer_accuracy"),
+    *("bytes_up", "bytes_down", "bits_per_parameter_up", "bits_per_parameter_down", "sparsity", "nonzero"),
+    *("model_bytes", "seconds", "state_sha256", "versions"),
+)
+
+
+def _said(name: str, run: RunRecord) -> dict[str, Any]:
+    """What a result says of a run that it is made of."""
+    summary = run.summary or {}
+    judged = {"accuracy": last_evaluations(run, run)}
+    return {"name": name, "record": run.name, **judged, **{key: summary[key] for key in _SAID if key in summary}}
+
+
+def _draw(found: Mapping[str, Sequence[RunRecord]], ways: Ways, figure: Any) -> None:
+    left_out = {"bytes_down": 0} if ways == "up" else {}
+    histories = {name: [[line | left_out for line in run.history] for run in runs] for name, runs in found.items()}
+    lines = [line for runs in histories.values() for run in runs for line in run]
+    judged = next(key for key in ("global_accuracy", "local_accuracy") if any(line.get(key) for line in lines))
+    axes = plot(histories, figure=judged, axes=figure.add_subplot())
+    axes.set_xlabel("bytes sent, both ways" if ways == "both" else "bytes sent up")
