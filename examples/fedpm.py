@@ -5,9 +5,9 @@ import torch
 import laconic as lc
 
 
-def main() -> None:
+def main(rounds: int = 15) -> None:
     data = lc.data.digits(clients=10)
-    common = {"data": data, "model": "mlp", "rounds": 15, "cohort": 10, "eval_every": 5}
+    common = {"data": data, "model": "mlp", "rounds": rounds, "cohort": 10, "eval_every": 5}
     solver = lc.Solver(optimizer="adam", lr=0.1, local_epochs=3, batch_size=32)  # of the scores
     settings = {"scale": "kaiming", "solver": solver}
     runs = {

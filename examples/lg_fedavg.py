@@ -4,7 +4,7 @@ import laconic as lc
 from laconic.core import Method
 
 
-def main() -> None:
+def main(rounds: int = 16) -> None:
     # Ten devices that have seen two digits each, on the whole.
     data = lc.data.digits(clients=10, partition={"kind": "label_shards", "shards_per_client": 2})
     solver = lc.Solver(lr=0.1, local_epochs=2)
@@ -12,14 +12,14 @@ def main() -> None:
         "fedavg": lc.fedavg(solver=solver),
         "local_only": lc.local_only(solver=solver),
         "mtl": lc.mtl(lambda1=1e-3, solver=solver),
-        # Eight rounds on the whole model; then the first layer is each device's own.
-        "lg_fedavg": lc.lg_fedavg(global_layers=1, fedavg_rounds=8, solver=solver),
+        # Half of the rounds on the whole model; then the first layer is each device's own.
+        "lg_fedavg": lc.lg_fedavg(global_layers=1, fedavg_rounds=rounds // 2, solver=solver),
         # Any leaves of any model, over any method.
         "own biases": lc.KeepLocal(lc.fedprox(mu=0.01, solver=solver), ("*.bias",)),
     }
     print(f"{'':12}  own data  ensemble  bytes up  parameters shared")
     for name, method in methods.items():
-        run = lc.fit(data=data, method=method, rounds=16, cohort=10, eval_every=16, new_test=True, workers=0)
+        run = lc.fit(data=data, method=method, rounds=rounds, cohort=10, eval_every=rounds, new_test=True, workers=0)
         summary = run.summary
         own = summary["local_accuracy"]
         shared = int(summary.get("shared_parameters", 0 if name == "local_only" else summary["parameters"]))

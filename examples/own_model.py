@@ -26,7 +26,7 @@ def top2(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output.topk(2, dim=1).indices == target[:, None]).any(dim=1).float()
 
 
-def main() -> None:
+def main(rounds: int = 20) -> None:
     rng = np.random.default_rng(0)
     clients = []
     for shift in rng.normal(scale=0.5, size=(20, 12)):  # every client sees the world a little differently
@@ -38,7 +38,7 @@ def main() -> None:
         loss=smoothed,
         metrics={"accuracy": lc.accuracy, "top2": top2},
         method=lc.fedavg(solver=lc.Solver(lr=0.1, local_epochs=3)),
-        rounds=20,
+        rounds=rounds,
         cohort=10,
         up="eden:bits=2",
         down="eden:bits=4",

@@ -348,6 +348,7 @@ def reproduce_(
     adopt: Annotated[
         list[Path] | None, typer.Option(help="A folder with runs that are taken up where they are the recipe's.")
     ] = None,
+    train: Annotated[bool, typer.Option(help="Train what is missing, or make the result of what is there.")] = True,
     list_: Annotated[bool, typer.Option("--list", help="List the recipes and their results.")] = False,
 ) -> None:
     """Repeat a table or a figure of a paper, with the paper's figures beside ours."""
@@ -372,7 +373,7 @@ def reproduce_(
         return
     if name is None:
         raise ConfigError("reproduce: which recipe? laconic reproduce --list shows them.")
-    result = reproduce(name, out=out, scale=scale, seed=seed, adopt=adopt or ())
+    result = reproduce(name, out=out, scale=scale, seed=seed, adopt=adopt or (), train=train)
     for heading in ("", "ours", "paper", "expected", "tolerance", "within"):
         table.add_column(heading, justify="left" if heading in ("", "within") else "right")
     for row in result.rows:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from laconic.reproduce import recipes
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -33,23 +35,24 @@ def test_the_list_says_what_was_run(laconic: Any, folder: Path) -> None:
     said = laconic("reproduce", "--list")
     assert said.code == 0
     lines = said.out.splitlines()
-    assert lines[0].endswith("result in results")
-    assert [line.split()[0] for line in lines[1:]] == ["fedpm-privacy", "lg-theory"]
-    assert all(line.split()[-1] == "-" for line in lines[1:])
+    assert lines[0].split() == ["recipe", "what", "it", "reproduces", "scale", "takes", "result"]
+    assert {line.split()[0] for line in lines[1:] if not line.startswith(" ")} == set(recipes)
+    assert not [line for line in lines[1:] if "within" in line]
     assert not list(folder.iterdir())
     (folder / "out/lg-theory").mkdir(parents=True)
     record = {"rows": [{"within": True}, {"within": None}, {"within": False}], "scale": 0.5, "seconds": 8.2}
     (folder / "out/lg-theory/result.json").write_text(json.dumps(record))
     lines = laconic("reproduce", "--list", "--out", "out").out.splitlines()
-    assert lines[1].split()[-1] == "-"
-    assert lines[2].rstrip().endswith("1 of 2 within, scale 0.5, 9 s")
+    (found,) = [line for line in lines if "within" in line]
+    assert found.startswith("lg-theory")
+    assert found.rstrip().endswith("1 of 2 within, scale 0.5, 9 s: out/lg-theory/table.md")
 
 
 @pytest.mark.parametrize(
     ("words", "piece"),
     [
         (["fedpm-privcy"], "unknown recipe 'fedpm-privcy'; did you mean 'fedpm-privacy'?"),
-        (["zzz"], "unknown recipe 'zzz'; known: fedpm-privacy, lg-theory."),
+        (["zzz"], "unknown recipe 'zzz'; known: codecs, em, fedpm-cifar10"),
         ([], "which recipe? laconic reproduce --list shows them."),
         (["lg-theory", "--list"], "--list takes no recipe, got 'lg-theory'."),
         (["lg-theory", "--scale", "0"], "scale must be in (0, 1], got 0.0"),

@@ -15,7 +15,7 @@ ACCURACY, BITS, ONE = "accuracy, mean of the last ten, %", "bits per parameter u
 MODEL = "bits per parameter of the model"
 
 
-def _one_frequency(run: RunRecord, _: RunRecord) -> float | None:
+def _one_frequency(run: RunRecord, _: RunRecord | None) -> float | None:
     """What the paper counts for a mask, the mean over rounds."""
     rates = [record["mask_entropy"] for record in run.history if record.get("mask_entropy") is not None]
     return statistics.fmean(rates) if rates else None

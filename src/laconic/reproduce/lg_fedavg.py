@@ -146,7 +146,7 @@ warmup_epochs = 5
 """
 
 
-def _others(run: RunRecord, _: RunRecord) -> float | None:
+def _others(run: RunRecord, _: RunRecord | None) -> float | None:
     """The old devices' own models where they have them, else the server's."""
     summary = run.summary or {}
     value = summary.get("new_accuracy" if summary.get("method") == "lg_fedavg" else "global_accuracy")
@@ -205,7 +205,7 @@ _ROTATED = {
 CORRECT, AUC, ADVERSARY = "accuracy, %", "AUC, %", "AUC of an adversary that is fitted afterwards, %"
 
 
-def _adversary(run: RunRecord, _: RunRecord) -> float | None:
+def _adversary(run: RunRecord, _: RunRecord | None) -> float | None:
     """The mean over the protected attributes."""
     values = [value for key, value in (run.summary or {}).items() if key.startswith("posthoc_auc_")]
     return 100 * statistics.fmean(values) if values else None

@@ -55,13 +55,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """How a recipe is to be run: its seed, its scale, a folder for what it wants to keep while it runs, and folders
-    with runs that may be taken up."""
+    """How a recipe is to be run: its seed, its scale, a folder for what it wants to keep while it runs.
+
+    `adopt` are folders with runs that may be taken up; without `train` nothing else counts.
+    """
 
     seed: int
     scale: float
     folder: Path
     adopt: tuple[Path, ...] = ()
+    train: bool = True
 
     @property
     def key(self) -> Key:

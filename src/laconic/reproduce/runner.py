@@ -7,7 +7,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,11 +43,13 @@ def reproduce(
     scale: float | None = None,
     seed: int = 0,
     adopt: Iterable[Path | str] = (),
+    train: bool = True,
 ) -> Result:
     """Run the recipe of that name and write its files into `out/name`.
 
     `result.json` is written last: where it stands, the other files belong to it. Runs of the very same configuration
-    that stand in `out` or in the folders `adopt` are taken up instead of being made again.
+    that stand in `out` or in the folders `adopt` are taken up instead of being made again; without `train`, the result
+    is of these alone.
 
     >>> import tempfile
     >>> result = reproduce("fedpm-privacy", out=tempfile.mkdtemp(), scale=0.01)
@@ -65,15 +68,15 @@ def reproduce(
     except OSError as error:
         raise cannot_write(folder, error) from None
     start, busy = time.perf_counter(), _processor_seconds()
-    with one_thread():  # sums in one order, whatever the machine
-        outcome = recipe.run(Job(seed=seed, scale=scale, folder=folder, adopt=tuple(map(Path, adopt))))
+    with _no_empty_folder(folder), one_thread():  # sums in one order, whatever the machine
+        outcome = recipe.run(Job(seed=seed, scale=scale, folder=folder, adopt=tuple(map(Path, adopt)), train=train))
     seconds, busy = time.perf_counter() - start, _processor_seconds() - busy
     picture = None if outcome.draw is None else _svg(outcome.draw)
     figure = "none" if outcome.draw is None else FIGURE if picture is not None else NO_FIGURE
     record = {
         "name": name,
         "reproduces": recipe.reproduces,
-        "command": f"laconic reproduce {name} --scale {scale:g} --seed {seed}",
+        "command": f"laconic reproduce {name} --scale {scale:g} --seed {seed}" + ("" if train else " --no-train"),
         "seed": seed,
         "scale": scale,
         "seconds": round(seconds, 3),
@@ -89,6 +92,17 @@ def reproduce(
     result = Result(recipe, outcome.rows, record, folder)
     _write(result, picture)
     return result
+
+
+@contextmanager
+def _no_empty_folder(folder: Path) -> Iterator[None]:
+    """A recipe that fails before it has anything to keep leaves nothing behind."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            folder.rmdir()
+        raise
 
 
 def _processor_seconds() -> float:
@@ -132,6 +146,8 @@ def markdown(result: Result) -> str:
     ]
     if "runs" in record["data"]:
         lines += ["", *runs_table(record["data"]["runs"])]
+        if absent := record["data"]["missing"]:
+            lines += ["", f"Not run: {'; '.join(absent)}."]
         lines += ["", "*accuracy*: mean of the last ten evaluations; *both ways*: share of the first row's bytes."]
     if record["figure"] == FIGURE:
         lines += ["", f"![{record['reproduces']}]({FIGURE})"]

@@ -38,10 +38,10 @@ Ways = Literal["both", "up"]
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a run, as a paper prints it. `of` takes it from a run, beside the run of the recipe's first arm."""
+    """A figure of a run, as a paper prints it. `of` takes it from a run, and from that of the first arm where it is."""
 
     label: str
-    of: Callable[[RunRecord, RunRecord], float | None]
+    of: Callable[[RunRecord, RunRecord | None], float | None]
     tolerance: float | None = None
 
 
@@ -103,28 +103,34 @@ class Training:
         for name in tables:
             if absent := tuple(seed for seed in seeds if runs[name, seed] is None):
                 missing[absent].append(name)
-        for absent, names in missing.items():
-            runs |= _trained(job, {name: tables[name] for name in names}, absent)
-        found = {name: [run for seed in seeds if (run := runs[name, seed])] for name in tables}
+        if job.train:
+            for absent, names in missing.items():
+                runs |= _trained(job, {name: tables[name] for name in names}, absent)
+        made = {place: run for place, run in runs.items() if run is not None}
+        if not made:
+            raise RunError(f"reproduce: no run of this recipe is finished in {job.folder.parent}; let it train.")
+        found: dict[str, list[RunRecord]] = defaultdict(list)
+        for (name, _), run in made.items():
+            found[name].append(run)
         return Outcome(
-            rows=tuple(self._rows(found)),
-            data={"runs": [_said(name, run) for name, several in found.items() for run in several]},
+            rows=tuple(self._rows(made, seeds)),
+            data={
+                "runs": [_said(name, run) for (name, _), run in made.items()],
+                "missing": [f"{name}, seed {seed}" for name, seed in runs if (name, seed) not in made],
+            },
             draw=partial(_draw, found, self.ways),
-            seconds=sum((run.summary or {}).get("seconds", 0.0) for several in found.values() for run in several),
+            seconds=sum((run.summary or {}).get("seconds", 0.0) for run in made.values()),
         )
 
-    def _rows(self, found: Mapping[str, Sequence[RunRecord]]) -> Iterator[Row]:
-        first = found[self.arms[0].name]
+    def _rows(self, made: Mapping[tuple[str, int], RunRecord], seeds: Iterable[int]) -> Iterator[Row]:
         for arm in self.arms:
-            runs = found[arm.name]
+            runs = [(run, made.get((self.arms[0].name, seed))) for seed in seeds if (run := made.get((arm.name, seed)))]
             for figure in self.figures:
-                values = [
-                    value for run, base in zip(runs, first, strict=True) if (value := figure.of(run, base)) is not None
-                ]
+                values = [value for run, first in runs if (value := figure.of(run, first)) is not None]
                 if not values:
                     continue
                 paper = arm.paper.get(figure.label)
-                note = f"{len(runs[0].history)} rounds"
+                note = f"{len(runs[0][0].history)} rounds"
                 if len(values) > 1:
                     note += f", {len(values)} seeds, standard deviation {statistics.stdev(values):.2g}"
                 yield Row(
@@ -152,33 +158,35 @@ def training_recipe(name: str, reproduces: str, training: Training, *, seconds: 
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
-def last_evaluations(run: RunRecord, _: RunRecord) -> float | None:
+def last_evaluations(run: RunRecord, _: RunRecord | None = None) -> float | None:
     """The mean of the last ten evaluations of the global accuracy, in per cent."""
     judged = [record["global_accuracy"] for record in run.history if record.get("global_accuracy") is not None]
     return 100 * statistics.fmean(judged[-10:]) if judged else None
 
 
-def summed_up(key: str, *, times: float = 1.0) -> Callable[[RunRecord, RunRecord], float | None]:
+def summed_up(key: str, *, times: float = 1.0) -> Callable[[RunRecord, RunRecord | None], float | None]:
     """A figure of the summary."""
 
-    def of(run: RunRecord, _: RunRecord) -> float | None:
+    def of(run: RunRecord, _: RunRecord | None) -> float | None:
         value = (run.summary or {}).get(key)
         return None if value is None else times * value
 
     return of
 
 
-def paper_share(run: RunRecord, first: RunRecord) -> float | None:
+def paper_share(run: RunRecord, first: RunRecord | None) -> float | None:
     """The volume that the paper counts, in per cent of the first arm's: it does not depend on the number of rounds."""
     return _share(run, first, "paper_bytes")
 
 
-def byte_share(run: RunRecord, first: RunRecord) -> float | None:
+def byte_share(run: RunRecord, first: RunRecord | None) -> float | None:
     """Bytes of real frames, both ways, in per cent of the first arm's."""
     return _share(run, first, "bytes_up", "bytes_down")
 
 
-def _share(run: RunRecord, first: RunRecord, *keys: str) -> float | None:
+def _share(run: RunRecord, first: RunRecord | None, *keys: str) -> float | None:
+    if first is None:
+        return None
     own, base = (
         sum((record.summary or {}).get(key, 0) for key in keys) / len(record.history) for record in (run, first)
     )
@@ -269,7 +277,7 @@ _SAID = (
 def _said(name: str, run: RunRecord) -> dict[str, Any]:
     """What a result says of a run that it is made of."""
     summary = run.summary or {}
-    judged = {"accuracy": last_evaluations(run, run)}
+    judged = {"accuracy": last_evaluations(run)}
     return {"name": name, "record": run.name, **judged, **{key: summary[key] for key in _SAID if key in summary}}
 
 

@@ -13,7 +13,7 @@ ACCURACY, LEFT, SENT = "accuracy at the end, %", "weights left, %", "communicati
 VOLUME = "GiB of one device"
 
 
-def _one_device(run: RunRecord, _: RunRecord) -> float | None:
+def _one_device(run: RunRecord, _: RunRecord | None) -> float | None:
     summary = run.summary or {}
     return float(summary["paper_bytes"] / summary["clients"] / 2**30) if "paper_bytes" in summary else None
 
