@@ -145,6 +145,7 @@ def fedpm(
     threshold: float = 0.5,
     samples: int = 5,
     privacy: MaskPrivacy | None = None,
+    spread: float = 1.0,
     solver: Solver = MASK_SOLVER,
 ) -> BernoulliMask:
     """A mask of a frozen random network is learnt, and one bit per parameter sent (Isik et al., 2023)."""
@@ -162,6 +163,7 @@ def fedpm(
         samples,
         solver,
         privacy,
+        spread,
     )
 
 
