@@ -52,9 +52,9 @@ def _percent(value: float) -> str:
 
 
 COLUMNS = (
-    Column("global_accuracy", "global", _percent),
-    Column("local_accuracy", "local", _percent),
-    Column("new_accuracy", "new", _percent),
+    Column("global_accuracy", "global accuracy", _percent),
+    Column("local_accuracy", "local accuracy", _percent),
+    Column("new_accuracy", "new accuracy", _percent),
     Column("global_loss", "loss", lambda value: f"{value:.4g}"),
     Column("bytes_up", "up", size),
     Column("bytes_down", "down", size),
