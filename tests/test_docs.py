@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic.config import experiment_from, read_table
+from laconic.config import experiment_from, read_tables
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,7 +35,8 @@ def test_toml_block_is_a_configuration(text: str, tmp_path: Path) -> None:
     tomllib.loads(text)
     path = tmp_path / "block.toml"
     path.write_text(text)
-    experiment_from(read_table(path))
+    for _, table in read_tables(path):
+        experiment_from(table)
 
 
 def test_every_block_names_its_language() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic.config import experiment_from, read_table
+from laconic.config import experiment_from, read_tables
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -24,4 +24,5 @@ def test_script(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.toml")))
 def test_configuration(name: str) -> None:
-    experiment_from(read_table(EXAMPLES / name))
+    for _, table in read_tables(EXAMPLES / name):
+        experiment_from(table)
