@@ -1,7 +1,7 @@
 """Six methods with three seeds at a time on all cores, against one after the other with one worker each.
 
-`python -m benchmarks.compare`; run it with nothing else going. Both ways run in processes of their own that have
-imported everything before the clock starts, in turns; the ratio is the median over the repetitions. Results must be equal.
+`python -m benchmarks.compare`; run it with nothing else going. Both ways run in turns, each in a process of its own that
+has imported everything before the clock starts; the ratio is the median over the repetitions. Results must be equal.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ if way == "together":
     compare_tables(entries, out=out, seeds=3, progress=False)
 else:
     for seed in range(3):
-        for name, table in entries:
-            folder = "".join(c if c.isalnum() or c in "._" else "-" for c in name) + f"-s{seed}"
-            run = {**table["run"], "name": folder, "seed": seed, "workers": 1}
+        for number, (_, table) in enumerate(entries):
+            run = {**table["run"], "name": f"{number}-{seed}", "seed": seed, "workers": 1}
             experiment_from({**table, "run": run}).run(out=out)
 print(time.perf_counter() - began)
 """
@@ -44,9 +43,9 @@ def seconds(way: str, out: Path, rounds: int) -> float:
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def hashes(out: Path) -> dict[str, str]:
+def hashes(out: Path) -> list[str]:
     found = (read_run(path) for path in find_runs(out))
-    return {record.name: record.summary["state_sha256"] for record in found if record.summary is not None}
+    return sorted(record.summary["state_sha256"] for record in found if record.summary is not None)
 
 
 def main() -> int:

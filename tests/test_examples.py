@@ -13,10 +13,11 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
-def test_script(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
     module = runpy.run_path(str(EXAMPLES / name))
     if name == "demo.py":
-        module["main"](rounds=2)
+        module["main"](rounds=2, seeds=1)
     else:
         module["main"]()
     assert "%" in capsys.readouterr().out or name != "demo.py"
