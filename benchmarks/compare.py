@@ -1,6 +1,6 @@
 """Six methods with three seeds at a time on all cores, against one after the other with one worker each.
 
-`python -m benchmarks.compare`; run it with nothing else going. Both ways run in turns, each in a process of its own that
+`python -m benchmarks.compare`; run it with nothing else going. Both ways run in turns, each in its own process, which
 has imported everything before the clock starts; the ratio is the median over the repetitions. Results must be equal.
 """
 
