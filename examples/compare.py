@@ -11,8 +11,8 @@ from typing import Any
 import laconic as lc
 
 
-def main(rounds: int = 12, out: str = "runs/example") -> None:
-    solver = lc.Solver(lr=0.2, local_epochs=3)
+def main(rounds: int = 8, out: str = "runs/example") -> None:
+    solver = lc.Solver(lr=0.2, local_epochs=2)
     entries: dict[str, Any] = {
         "fedavg": lc.fedavg(solver=solver),
         "fedavg, 2 bits up": {"method": lc.fedavg(solver=solver), "up": "eden:bits=2"},
