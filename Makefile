@@ -1,4 +1,4 @@
-# make demo    set everything up in .venv and watch federated training on the embedded digits data
+# make demo    set everything up in .venv and compare six methods on the embedded digits data
 # make test    set everything up and run checks and tests
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -37,7 +37,8 @@ fuzz: $(READY)
 # Ratios measured in one run; nothing else should be running.
 bench: $(READY)
 	$(BIN)/python -m benchmarks.rounds; rounds=$$?; $(BIN)/python -m benchmarks.sparse; sparse=$$?; \
-		$(BIN)/python -m benchmarks.codecs && exit $$((rounds + sparse))
+		$(BIN)/python -m benchmarks.compare; compare=$$?; \
+		$(BIN)/python -m benchmarks.codecs && exit $$((rounds + sparse + compare))
 
 # The documentation as a site that opens offline: build/site/index.html. A warning is an error.
 docs: $(READY)

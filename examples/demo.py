@@ -1,47 +1,60 @@
-"""The EM family on scikit-learn's digits: five methods, the same data, every byte counted.
+"""Six methods on scikit-learn's digits, the same data and the same network: what each costs and gains.
 
-Fifty clients, each with its own mix of digits; ten of them train in every round.
+Ten clients, each with its own mix of digits; all of them train in every round.
 """
 
+import time
+from pathlib import Path
+from typing import Any
+
 from rich.console import Console
-from rich.table import Table
 
-import laconic as lc
-from laconic.progress import Display, size
+from laconic.comparison import compare_tables, terminal
+from laconic.config import sections
 
-METHODS = {
-    "fedavg": lc.fedavg(),
-    "fedprox": lc.fedprox(mu=0.01),
-    "fedopt (Adam)": lc.fedopt(),
-    "fedmedian": lc.fedmedian(),
-    "fedensemble": lc.fedensemble(members=3),
+CONDITIONS: dict[str, Any] = {
+    "run": {"cohort": 10, "eval_every": 5, "new_test": True},
+    "data": {"source": "digits", "clients": 10, "partition": {"kind": "dirichlet", "alpha": 1.0}},
+    "model": {"name": "mlp", "hidden": [256], "init": "glorot"},
+}
+SGD = {"lr": 0.3, "local_epochs": 2, "batch_size": 16}
+ADAM = {"optimizer": "adam", "batch_size": 32}
+METHODS: dict[str, Any] = {
+    "FedAvg": {"method": {"name": "fedavg", **SGD}},
+    "FedAvg + EDEN": {"method": {"name": "fedavg", **SGD}, "link": {"up": "eden:bits=2", "down": "eden:bits=4"}},
+    # Neurons that do not pay are closed for good.
+    "FedSparse": {"method": {"name": "fedsparse", "lambda0": 2e-4, **SGD, "lr": 0.1}},
+    # A bit per weight: masks of a frozen random network.
+    "FedPM": {"method": {"name": "fedpm", "scale": "kaiming", **ADAM, "lr": 0.1, "local_epochs": 3}},
+    # Weights that are mostly noise are neither sent nor kept.
+    "variational dropout": {
+        "method": {
+            **{"name": "vardrop", "first_log_sigma2": -8.0, "sigma_lr": 3.0},
+            **{"kl_scale": 0.1, "kl_start": 10.0, "kl_full": 30.0},
+            **{**ADAM, "lr": 0.01, "local_steps": 8},
+        }
+    },
+    # Twenty rounds of FedAvg; then the first layer is each client's own, and only the last one travels.
+    "LG-FedAvg": {"method": {"name": "lg_fedavg", "fedavg_rounds": 20, **SGD}},
 }
 
 
-def main(rounds: int = 60) -> None:
-    console = Console()
-    data = lc.data.digits(clients=50, partition={"kind": "dirichlet", "alpha": 1.0})
-    console.print(f"{data}\n", highlight=False)
-    table = Table(box=None, pad_edge=False)
-    for column in ("method", "accuracy", "local accuracy", "up", "down", "bits up", "seconds"):
-        table.add_column(column, justify="left" if column == "method" else "right")
-    for name, method in METHODS.items():
-        console.rule(name, align="left")
-        display = Display(Console(stderr=True))
-        summary = lc.fit(method=method, data=data, rounds=rounds, cohort=10, eval_every=10, observer=display).summary
-        table.add_row(
-            name,
-            f"{100 * summary['global_accuracy']:.1f} %",
-            f"{100 * summary['local_accuracy']:.1f} %",
-            size(summary["bytes_up"]),
-            size(summary["bytes_down"]),
-            f"{summary['bits_per_parameter_up']:.2f}",
-            f"{summary['seconds']:.1f}",
-        )
-    console.print()
-    console.print(table)
-    console.print("\naccuracy: the server's model on the common test set; local: clients' own on their own data;")
-    console.print("bits up: per parameter and message, from the length of real frames")
+def main(rounds: int = 50, seeds: int = 3, out: str = "runs/demo") -> None:
+    began = time.perf_counter()
+    console = Console(highlight=False)
+    console.print(f"six methods, ten clients, {rounds} rounds, {seeds} seeds: about two minutes on two cores\n")
+    run = {**CONDITIONS["run"], "rounds": rounds}
+    tables = [(name, sections({**CONDITIONS, "run": run, **own}, where=name)) for name, own in METHODS.items()]
+    found = compare_tables(tables, out=out, seeds=seeds, target=0.9, overwrite=True)
+    console.print(terminal(found.table))
+    for note in found.notes():
+        console.print(note)
+    console.print("bytes are lengths of real messages, bits are per parameter and message; docs/compare.md says more\n")
+    console.print(f"table   {out}/table.md, .csv, .json")
+    page = found.report(Path(out) / "report.html")
+    if page is not None:
+        console.print(f"report  {page}")
+    console.print(f"{time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

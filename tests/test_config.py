@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from laconic.config import experiment_from, read_table
+from laconic.config import experiment_from, read_table, read_tables
 from laconic.core import ConfigError, DataError, UserError
 from laconic.experiment import Experiment
 
@@ -381,3 +381,59 @@ def test_a_users_own_method_and_partition(made: Any, own: Any) -> None:
         made(*words, f"method.name={module}:gentle", "method.nu=0.5")
     with pytest.raises(ConfigError, match=r"method '.*:nothing' must give a method, got NoneType"):
         made(*words, f"method.name={module}:nothing")
+
+
+# --- sweeps ----------------------------------------------------------------------------------------------------------
+
+
+def swept(folder: Path, sweep: str, *overrides: str, name: str = "") -> list[tuple[str, Any]]:
+    (folder / "many.toml").write_text(SMALL.replace("[run]", f"[run]\n{name}") + sweep)
+    return read_tables(folder / "many.toml", overrides)
+
+
+def test_a_file_without_a_sweep_is_one_run(tmp_path: Path) -> None:
+    assert [name for name, _ in swept(tmp_path, "")] == ["many"]
+    assert [name for name, _ in swept(tmp_path, "", name='name = "own"')] == ["own"]
+
+
+def test_a_sweep_is_every_combination(tmp_path: Path) -> None:
+    found = swept(
+        tmp_path,
+        """
+[sweep]
+link.up = ["float32", "eden:bits=2"]
+"data.partition" = ["iid", { kind = "dirichlet", alpha = 0.5 }]
+""",
+        "run.rounds=7",
+    )
+    assert [name for name, _ in found] == [
+        "up=float32, partition=iid",
+        "up=float32, partition:kind=dirichlet,alpha=0.5",
+        "up=eden:bits=2, partition=iid",
+        "up=eden:bits=2, partition:kind=dirichlet,alpha=0.5",
+    ]
+    assert [table["link"]["up"] for _, table in found] == ["float32", "float32", "eden:bits=2", "eden:bits=2"]
+    assert all(table["run"]["rounds"] == 7 and table["data"]["clients"] == 4 for _, table in found)
+    for _, table in found:
+        experiment_from(table)
+
+
+def test_a_sweep_over_whole_sections(tmp_path: Path) -> None:
+    found = swept(tmp_path, '[sweep]\nmethod = [{ name = "fedavg" }, { name = "fedprox", mu = 0.1 }]')
+    assert [name for name, _ in found] == ["fedavg", "fedprox:mu=0.1"]
+    assert [table["method"] for _, table in found] == [{"name": "fedavg"}, {"name": "fedprox", "mu": 0.1}]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ("[sweep]\nlink.up = 'drive'", r"\[sweep\] link.up must be a list of values to try, got 'drive'"),
+        ("[sweep]\nlink.up = []", r"\[sweep\] link.up must be a list of values to try, got \[\]"),
+        ("[sweep]\nrun.seed = [1, 2]", r"\[sweep\] run.seed: seeds are given by --seeds"),
+        ("[sweep]\nlnk.up = ['drive']", r"unknown section \[lnk\]; did you mean 'link'"),
+        ("[sweep]\ndata.clients.x = [1]", r"\[sweep\] data.clients.x: 'clients' is a value, not a section"),
+    ],
+)
+def test_sweeps_that_are_none(tmp_path: Path, sweep: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        swept(tmp_path, sweep)

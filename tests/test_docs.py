@@ -12,7 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from laconic.cli import app
-from laconic.config import experiment_from, read_table
+from laconic.config import experiment_from, read_tables
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -50,7 +50,8 @@ def test_toml_block_is_a_configuration(text: str, tmp_path: Path) -> None:
     tomllib.loads(text)
     path = tmp_path / "block.toml"
     path.write_text(text)
-    experiment_from(read_table(path))
+    for _, table in read_tables(path):
+        experiment_from(table)
 
 
 @pytest.mark.parametrize("text", blocks("console"))

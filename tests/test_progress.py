@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from laconic.progress import Display, size
+from laconic.progress import Board, Display, size
 
 
 def record(round: int, **more: Any) -> Mapping[str, Any]:
@@ -103,3 +103,63 @@ def test_a_quiet_console_shows_nothing() -> None:
         display.advanced(record(1, global_loss=0.1, abandoned="x"))
         display.close()
     assert text.getvalue() == ""
+
+
+# --- many runs -------------------------------------------------------------------------------------------------------
+
+
+def board(*, terminal: bool, log_seconds: float = 0.0) -> tuple[Board, io.StringIO]:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=120, legacy_windows=False)
+    return Board(console, log_seconds=log_seconds), text
+
+
+def test_many_runs_as_plain_lines() -> None:
+    shows, text = board(terminal=False)
+    one, two, three = (shows.row(name) for name in ("one-s0", "two-s0", "three-s0"))
+    one.started(rounds=4, history=[])
+    two.started(rounds=4, history=[record(1)])
+    one.advanced(record(1, global_accuracy=0.5, global_loss=1.0))
+    shows.tick()
+    lines = text.getvalue().splitlines()
+    assert lines[0] == "two-s0: resuming after round 1 of 4"
+    assert lines[1].startswith("one-s0: round 1/4  accuracy 0.5000  up 1.50 kB  down 2.50 MB  ")
+    assert lines[1].endswith(" s left")
+    assert lines[2] == "two-s0: round 1/4  up 1.50 kB  down 2.50 MB  0 rounds/s", "nobody knows how long"
+    assert lines[3].startswith("0 of 3 runs done, 2 going, about ")
+    one.finished({"seconds": 2.0})
+    shows.failed("two-s0", "[red]no luck")
+    three.started(rounds=4, history=[record(i) for i in range(1, 5)])
+    three.finished({"seconds": 9.0})
+    shows.tick()
+    assert text.getvalue().splitlines()[4:] == [
+        "one-s0: done in 2.0 s  accuracy 0.5000  up 1.50 kB  down 2.50 MB",
+        "two-s0: failed: [red]no luck",
+        "three-s0: was done already    up 6.00 kB  down 10.0 MB",
+        "2 of 3 runs done, 1 failed, 0 going, about 0 s left",
+    ]
+    assert "\x1b" not in text.getvalue()
+
+
+def test_plain_lines_do_not_flood_a_log() -> None:
+    shows, text = board(terminal=False, log_seconds=60.0)
+    row = shows.row("one-s0")
+    row.started(rounds=100, history=[])
+    for number in range(1, 101):
+        row.advanced(record(number, global_accuracy=0.5, global_loss=1.0))
+        shows.tick()
+    assert text.getvalue() == ""
+
+
+def test_many_runs_on_a_terminal() -> None:
+    shows, text = board(terminal=True)
+    one, two = (shows.row(name) for name in ("one-s0", "two-s0"))
+    one.started(rounds=4, history=[])
+    two.started(rounds=4, history=[])
+    one.advanced(record(1, global_accuracy=0.5, global_loss=1.0, abandoned="nobody came"))
+    shows.tick()
+    shows.close()
+    for piece in ("one-s0", "two-s0", "accuracy 0.5000", "0 of 2 runs done, 2 going"):
+        assert piece in text.getvalue()
+    assert "one-s0: round 1 abandoned, state unchanged: nobody came" in text.getvalue()
+    assert text.getvalue().count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") > 0, "the cursor comes back"

@@ -164,7 +164,7 @@ def compare(
 
     The same command again goes on where it ended. Exit code 3: some runs failed, the table names them.
     """
-    from laconic.comparison import cells, compare_tables, read_entries
+    from laconic.comparison import compare_tables, read_entries, terminal
     from laconic.engine.processes import interrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
@@ -186,13 +186,7 @@ def compare(
     finally:
         signal.signal(signal.SIGTERM, before)
     if not quiet:
-        headings, rows = cells(result.table)
-        table = Table(box=None, pad_edge=False)
-        for heading in headings:
-            table.add_column(heading, justify="right" if heading else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        _print(table)
+        _print(terminal(result.table))
         for note in result.notes():
             typer.echo(note)
         typer.echo(f"files   {out}: table.md, table.csv, table.json")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -111,13 +111,8 @@ class Display:
         """Show a round."""
         number, standing = record["round"], self._standing
         standing.advanced(record)
-        for rejection in record.get("rejections", ()):
-            self._say(
-                f"round {number}: the reply of client {rejection['client']} was refused: "
-                f"{rejection['detail']} [{rejection['reason']}]"
-            )
-        if "abandoned" in record:
-            self._say(f"round {number} abandoned, state unchanged: {record['abandoned']}")
+        for line in troubles(record):
+            self._say(line)
         now = time.monotonic()
         if self._live is not None:
             self._live.update(self._task, completed=number, description=standing.line.removesuffix(" rounds/s") + "/s")
@@ -236,6 +231,8 @@ class Row:
     def advanced(self, record: Mapping[str, Any]) -> None:
         """A round was made."""
         self.standing.advanced(record)
+        for line in troubles(record):
+            self._board.say(f"{self.name}: {line}")
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         """It ended well."""
@@ -243,6 +240,18 @@ class Row:
         standing = self.standing
         how = "was done already" if standing.first == standing.rounds else f"done in {summary.get('seconds', 0):.1f} s"
         self._board.say(f"{self.name}: {how}  {standing.judged}  up {size(standing.up)}  down {size(standing.down)}")
+
+
+def troubles(record: Mapping[str, Any]) -> Iterator[str]:
+    """What did not go well in a round, a line for each."""
+    number = record["round"]
+    for rejection in record.get("rejections", ()):
+        yield (
+            f"round {number}: the reply of client {rejection['client']} was refused: "
+            f"{rejection['detail']} [{rejection['reason']}]"
+        )
+    if "abandoned" in record:
+        yield f"round {number} abandoned, state unchanged: {record['abandoned']}"
 
 
 def say(console: Console, text: str) -> None:

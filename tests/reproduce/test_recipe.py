@@ -42,7 +42,7 @@ def test_names_are_looked_up() -> None:
     assert find(recipes, "lg-theory") is recipes["lg-theory"]
     with pytest.raises(ConfigError, match=r"unknown recipe 'lg-teory'; did you mean 'lg-theory'\?"):
         find(recipes, "lg-teory")
-    with pytest.raises(ConfigError, match="unknown recipe 'zzz'; known: fedpm-privacy, lg-theory"):
+    with pytest.raises(ConfigError, match="unknown recipe 'zzz'; known: codecs, em, fedpm-cifar10"):
         find(recipes, "zzz")
 
 
@@ -52,6 +52,6 @@ def test_a_recipe_says_what_it_is(name: str) -> None:
     assert recipe.name == name
     assert recipe.reproduces
     assert recipe.settings
-    assert recipe.paper
+    assert recipe.paper or name in ("codecs", "fedpm-reset", "lg-vqa"), "only what no paper prints"
     assert recipe.seconds > 0
     assert 0 < recipe.scale <= 1

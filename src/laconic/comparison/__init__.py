@@ -3,7 +3,7 @@
 from laconic.comparison.compare import Conditions, compare, compare_tables
 from laconic.comparison.entries import read_entries
 from laconic.comparison.result import Comparison, Outcome
-from laconic.comparison.table import Row, Target, cells
+from laconic.comparison.table import Row, Target, cells, terminal
 from laconic.comparison.trials import Manner, Trial, run_trials
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "compare_tables",
     "read_entries",
     "run_trials",
+    "terminal",
 ]

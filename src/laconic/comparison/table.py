@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rich.table import Table
+from rich.text import Text
+
 from laconic.core import ConfigError
 from laconic.engine import bytes_to_reach
 from laconic.progress import size
@@ -52,9 +55,9 @@ def _percent(value: float) -> str:
 
 
 COLUMNS = (
-    Column("global_accuracy", "global", _percent),
-    Column("local_accuracy", "local", _percent),
-    Column("new_accuracy", "new", _percent),
+    Column("global_accuracy", "global accuracy", _percent),
+    Column("local_accuracy", "local accuracy", _percent),
+    Column("new_accuracy", "new accuracy", _percent),
     Column("global_loss", "loss", lambda value: f"{value:.4g}"),
     Column("bytes_up", "up", size),
     Column("bytes_down", "down", size),
@@ -129,6 +132,17 @@ def markdown(rows: Sequence[Row]) -> list[str]:
     headings, lines = cells(rows)
     made = ["| " + " | ".join(headings) + " |", "|---|" + "---:|" * (len(headings) - 1)]
     return made + ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def terminal(rows: Sequence[Row]) -> Table:
+    """The table for a terminal."""
+    headings, lines = cells(rows)
+    made = Table(box=None, pad_edge=False)
+    for heading in headings:
+        made.add_column(heading, justify="right" if heading else "left", overflow="fold")
+    for line in lines:
+        made.add_row(*map(Text, line))  # a name may look like markup
+    return made
 
 
 def comma_separated(rows: Iterable[Row]) -> str:

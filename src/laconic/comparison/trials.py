@@ -27,6 +27,7 @@ from laconic.engine.files import cannot_write
 from laconic.engine.processes import Child, end, fork, interrupt, settle
 from laconic.experiment import Experiment
 from laconic.report import read_run
+from laconic.tensorboard import TensorBoard
 
 _TICK = 0.25  # seconds between two looks at what is shown
 _PATIENCE = 30.0  # seconds that a run has to write its last checkpoint
@@ -81,6 +82,10 @@ class Manner:
     overwrite: bool = False
     tensorboard: bool = False
 
+    def __post_init__(self) -> None:
+        if self.tensorboard:
+            TensorBoard(self.out)  # a package that is missing is missed now, not by every run
+
     def perform(self, trial: Trial, observer: Observer) -> None:
         """Run a trial to its end, from where it stands; what is at its end already is only told."""
         experiment = trial.build()
@@ -90,8 +95,6 @@ class Manner:
             observer.finished(found.summary or {})
             return
         if self.tensorboard:
-            from laconic.tensorboard import TensorBoard
-
             observer = Each(observer, TensorBoard(self.out / trial.name / "tensorboard"))
         experiment.run(out=self.out, resume=not self.overwrite, overwrite=self.overwrite, observer=observer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import signal
 import time
@@ -52,6 +53,9 @@ def settle(inherited: Iterable[Connection]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for connection in inherited:
         connection.close()
+    # What the parent left lying about is not ours to clean up: a loop that it had begun would, closed here, turn the
+    # threads on again, and threads do not survive a fork.
+    gc.freeze()
     torch.set_num_threads(1)
 
 

@@ -7,6 +7,7 @@
                  summary.json       the figures of the whole run
                  checkpoints/       where it can be resumed
                  clients/           clients' own states, where they are kept on disk
+                 tensorboard/       the figures for TensorBoard, where they are asked for
                  model.lac          the final model in its compact form
                  model.safetensors  the weights of the final predictor
 """
@@ -164,7 +165,8 @@ class RunDirectory:
         if written.exists() and overwrite:
             shutil.rmtree(self.checkpoints.folder)
             self.checkpoints.folder.mkdir()
-            shutil.rmtree(self.checkpoints.clients, ignore_errors=True)
+            for folder in (self.checkpoints.clients, self.path / "tensorboard"):
+                shutil.rmtree(folder, ignore_errors=True)
             for stale in ("metrics.jsonl", "summary.json", "model.lac", "model.safetensors", "config.toml"):
                 (self.path / stale).unlink(missing_ok=True)
         elif written.exists():

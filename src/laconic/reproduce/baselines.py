@@ -106,6 +106,6 @@ down = "float32"
 )
 
 recipes = (
-    training_recipe("em", "FedAvg and FedAdam as LG-FedAvg's and FedSparse's tables 1 have them", _EM, seconds=3000),
-    training_recipe("codecs", "Ten codecs on the way up, CIFAR-10: accuracy against bytes", _CODECS, seconds=5000),
+    training_recipe("em", "FedAvg and FedAdam as LG-FedAvg's and FedSparse's tables 1 have them", _EM, seconds=2_600),
+    training_recipe("codecs", "Ten codecs on the way up, CIFAR-10: accuracy against bytes", _CODECS, seconds=2_200),
 )

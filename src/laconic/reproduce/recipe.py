@@ -85,7 +85,8 @@ class Recipe:
     """A named experiment.
 
     `settings` are those of the full scale; `scale` is the fraction of the work that is done unless asked otherwise;
-    `seconds` is about how long that takes on two cores.
+    `seconds` is about how long that takes on two cores: measured where it was run here, else reckoned from the
+    multiply-adds of its images and the speed of those.
     """
 
     name: str

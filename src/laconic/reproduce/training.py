@@ -30,7 +30,7 @@ from laconic.reproduce.recipe import Job, Outcome, Recipe, Row
 
 _COUNTED = (("run", "rounds"), ("method", "fedavg_rounds"), ("method", "decay_rounds"), ("new_device", "rounds"))
 """Numbers of which there are fewer at a smaller scale."""
-_OWN = {"run.name", "run.eval_every"}  # what may differ besides where a record is taken up
+_OWN = {"run.name", "run.eval_every", "run.channels_last"}  # what may differ besides where a record is taken up
 
 
 Ways = Literal["both", "up"]
