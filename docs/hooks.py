@@ -19,6 +19,14 @@ LINK = re.compile(r"(\]\(|src=\")([^)\s#\"]+)")
 FRONT = "index.md"
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Pages that the menu does not name stand at the end of its references."""
+    named = re.findall(r"[\w/-]+\.md", str(config.nav))
+    reference = next(part["Reference"] for part in config.nav or () if "Reference" in part)
+    reference += [page.name for page in sorted(DOCS.glob("*.md")) if page.name not in named]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add README and CHANGELOG, and, from pages to pages, whatever they link to."""
     waiting = [ROOT / "README.md", *(DOCS / name for name in sorted(files.src_uris) if name.endswith(".md"))]
