@@ -16,7 +16,7 @@ import torch
 
 import laconic as lc
 from benchmarks.rounds import Bar
-from laconic.core import ClientInfo, Key, Method, Tree
+from laconic.core import ClientInfo, Key, Method, Tree, lockstep
 from laconic.experiment import make_task
 from laconic.models import find_groups, lenet5_fs, multiply_adds, plan, sliced
 
@@ -24,22 +24,24 @@ SOLVER = lc.Solver(lr=0.05, local_epochs=1, batch_size=64)
 EXAMPLES = 512  # of one client: eight steps, as in the CIFAR-10 runs
 
 
-def federation() -> lc.Federation:
+def federation(shape: tuple[int, int, int] = (3, 32, 32)) -> lc.Federation:
     """CIFAR-sized random images: time does not depend on what they show."""
     rng = np.random.default_rng(0)
-    x, y = rng.random((2 * EXAMPLES, 3, 32, 32), dtype=np.float32), rng.integers(0, 10, 2 * EXAMPLES)
+    x, y = rng.random((2 * EXAMPLES, *shape), dtype=np.float32), rng.integers(0, 10, 2 * EXAMPLES)
     return lc.Federation.from_arrays((x, y), (x[:10], y[:10]), clients=2)
 
 
-def turn(method: Method, data: lc.Federation) -> Callable[[int], None]:
+def turn(method: Method, data: lc.Federation, model: str = "lenet5_fs", **settings: Any) -> Callable[[int], None]:
     """A client's whole turn: unpack, train, pack."""
-    bound = method.bind(make_task(data, "lenet5_fs"))
+    bound = method.bind(make_task(data, model, settings))
     server, key = bound.init(Key.from_seed(0)), Key.from_seed(1)
     client = ClientInfo(0, 1, EXAMPLES)
-    received: Tree = bound.broadcast(server, client, key)
+    marching = lockstep(bound)
+    received: Tree = bound.broadcast(server, client, key) if marching is None else marching.first_held(server)
+    personal = bound.init_client(key)
 
     def run(number: int) -> None:
-        bound.client_update(received, {}, data.client(0), client, key.fold_in(number))
+        bound.client_update(received, personal, data.client(0), client, key.fold_in(number))
 
     return run
 

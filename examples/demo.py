@@ -34,8 +34,7 @@ METHODS: dict[str, Any] = {
     # Weights that are mostly noise are neither sent nor kept.
     "variational dropout": {
         "method": {
-            **{"name": "vardrop", "first_log_sigma2": -8.0, "sigma_lr": 3.0},
-            **{"kl_scale": 0.1, "kl_start": 10.0, "kl_full": 30.0},
+            **{"name": "vardrop", "sigma_lr": 3.0, "kl_start": 10.0, "kl_full": 30.0},
             **{**ADAM, "lr": 0.01, "local_steps": 8},
         }
     },

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -187,3 +188,16 @@ def test_an_unchanged_run_is_resumed(digits: lc.Federation, tmp_path: Path) -> N
     again = lc.data.digits(clients=6, limit=300)
     resumed = quick(again, model=Net, loss=F.multi_margin_loss, out=tmp_path, resume=True, workers=1)
     assert resumed.summary == first.summary
+
+
+def test_channels_last_is_the_same_up_to_rounding() -> None:
+    data = lc.Federation.from_arrays(
+        (np.random.default_rng(0).normal(size=(60, 1, 8, 8)), np.arange(60) % 3), clients=3
+    )
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+    one, other = (
+        lc.fit(method="fedavg", data=data, model=model, rounds=2, cohort=3, workers=0, channels_last=order)
+        for order in (False, True)
+    )
+    for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -44,6 +44,7 @@ class _RunSettings:
     seed: int
     checkpoint_every: int
     device: str
+    channels_last: bool
     schedule: Schedule
 
 
@@ -53,13 +54,14 @@ def _run(
     seed: int = 0,
     checkpoint_every: int = 10,
     device: str = "cpu",
+    channels_last: bool = False,
     schedule: Schedule = Schedule(),  # noqa: B008
 ) -> _RunSettings:
     if seed < 0:
         raise ConfigError(f"run.seed must not be negative, got {seed}.")
     if checkpoint_every < 1:
         raise ConfigError(f"run.checkpoint_every must be at least 1, got {checkpoint_every}.")
-    return _RunSettings(name, seed, checkpoint_every, device, schedule)
+    return _RunSettings(name, seed, checkpoint_every, device, channels_last, schedule)
 
 
 def _link(*, up: str | list[str] | None = None, down: str | list[str] | None = None) -> dict[str, str | None]:
@@ -220,6 +222,8 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
         schedule = replace(schedule, rounds=after + device.rounds, newcomer=Newcomer(after, others))
         if isinstance(method, KeepLocal):
             method = replace(method, warmup_epochs=device.warmup_epochs, warmup_after=after)
+    if run.channels_last:
+        federation = federation.channels_last()
     task = make_task(federation, model_name, model_settings, device=run.device, **extras)
     simulation = prepare(method=method, task=task, federation=federation, schedule=schedule, seed=run.seed, **link)
     agreed = simulation.agreement.link

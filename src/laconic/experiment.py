@@ -161,17 +161,26 @@ def experiment(
     metrics: Mapping[str, Metric] | None = None,
     init: Mapping[str, Tensor] | Path | str | None = None,
     device: str = "cpu",
+    channels_last: bool = False,
     name: str = "run",
     checkpoint_every: int = 10,
     hashed: bool = True,
 ) -> Experiment:
     """A run from objects, ready to start. `hashed` for one that leaves files: they tell whether it is the same run."""
+    data = data.channels_last() if channels_last else data
     chosen = methods.build(method, {}) if isinstance(method, str) else method
     task = make_task(data, model, loss=loss, metrics=metrics, init=init, device=device)
     simulation = prepare(method=chosen, task=task, federation=data, schedule=schedule, seed=seed, up=up, down=down)
     named = model if isinstance(model, str) else _name(model)
     config: dict[str, dict[str, Any]] = {
-        "run": {"name": name, "seed": seed, **asdict(schedule), "checkpoint_every": checkpoint_every, "device": device},
+        "run": {
+            "name": name,
+            "seed": seed,
+            **asdict(schedule),
+            "checkpoint_every": checkpoint_every,
+            "device": device,
+            "channels_last": channels_last,
+        },
         "data": {"source": repr(data)},
         "model": {"name": named},
         "method": {"name": chosen.name, "settings": settings_text(chosen)},
@@ -207,6 +216,7 @@ def fit(
     newcomer: Newcomer | None = None,
     probe: str | None = None,
     device: str = "cpu",
+    channels_last: bool = False,
     out: Path | str | None = None,
     name: str = "run",
     resume: bool = False,
@@ -217,7 +227,7 @@ def fit(
     """Train a model across the clients of a federation, with every byte counted.
 
     With `out`, the run leaves its files in `out/name` and can be resumed. `up` and `down` are float32 unless given, or
-    what the method is made for (`mask` for `fedpm`).
+    what the method is made for (`mask` for `fedpm`). `channels_last` makes convolutions on a CPU quicker.
 
     >>> import laconic as lc
     >>> run = lc.fit(method=lc.fedprox(mu=0.01), data=lc.data.digits(clients=10), rounds=2, cohort=5, workers=0)
@@ -248,6 +258,7 @@ def fit(
         metrics=metrics,
         init=init,
         device=device,
+        channels_last=channels_last,
         name=name,
         checkpoint_every=checkpoint_every,
         hashed=out is not None,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from laconic.core import Part
+from laconic.core import Part, channels_last
 
 
 def part(*rows: int) -> Part:
@@ -42,3 +42,18 @@ def test_a_part_copies_nothing_until_it_is_asked() -> None:
     assert lazy.tensors()[0].tolist() == [[5.0, 5.0]]
     lazy.tensors()[0].zero_()
     assert x[1].tolist() == [5.0, 5.0]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_batches_have_the_order_of_the_pool(channels: int) -> None:
+    images = torch.randn(20, channels, 6, 5)
+    plain = Part.whole(images, torch.arange(20))
+    turned = Part.whole(channels_last(images), torch.arange(20))
+    order = torch.randperm(20)
+    conv = torch.nn.Conv2d(channels, 4, 3)
+    for (x, y), (same, labels) in zip(plain.batches(8, order), turned.batches(8, order), strict=True):
+        assert torch.equal(x, same)
+        assert torch.equal(y, labels)
+        assert x.is_contiguous()
+        assert same.stride(1) == 1
+        assert conv(same).stride(1) == 1  # torch goes by it

@@ -218,3 +218,13 @@ def test_training_on_test_rows_is_refused() -> None:
     good = Federation.from_arrays((X, Y), clients=4)
     with pytest.raises(DataError, match="among both training and test rows"):
         Federation("bad", good.x, good.y, good.train_rows, good.test_rows, torch.arange(200), classes=4)
+
+
+def test_channels_last() -> None:
+    images = np.random.default_rng(0).normal(size=(12, 3, 4, 4))
+    data = Federation.from_arrays((images, np.arange(12) % 3), clients=2)
+    turned = data.channels_last()
+    assert torch.equal(data.x, turned.x)
+    assert turned.client(1).train.tensors()[0].stride(1) == 1
+    with pytest.raises(DataError, match="channels_last is for images"):
+        Federation.from_arrays((np.eye(12), np.arange(12) % 3), clients=2).channels_last()

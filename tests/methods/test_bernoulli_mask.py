@@ -129,6 +129,18 @@ def test_a_the_first_scores_are_normal_and_from_the_seed() -> None:
     assert tree_sha256({"theta": theta}) == "736fec5f30c40010e768a7e10ccc7c3f493fbc2a0f0f99eee2193f7760c799d1"
 
 
+def test_first_scores_that_are_spread_wide_stay_within_what_later_ones_can_be() -> None:
+    method = _bound(fedpm(spread=4.0))
+    theta, usual = (_theta(bound, bound.init(KEY)) for bound in (method, _bound()))
+    assert (float(theta.min()), float(theta.max())) == pytest.approx((0.01, 0.99))
+    assert torch.equal(theta > 0.5, usual > 0.5)
+    inside = (theta > 0.0101) & (theta < 0.9899)
+    torch.testing.assert_close(torch.logit(theta[inside]), 4 * torch.logit(usual[inside]), rtol=0.01, atol=0.01)
+    for wrong in (0.0, -1.0, 11.0):
+        with pytest.raises(ConfigError, match=r"spread must lie in \(0, 10\]"):
+            fedpm(spread=wrong)
+
+
 # --- (c), (d): aggregation ---------------------------------------------------------------------------------------
 
 

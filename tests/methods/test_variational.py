@@ -54,6 +54,21 @@ def test_a_message_holds_what_counts_and_no_more() -> None:
     assert update.metrics["gradients_sent"] == pytest.approx((2 * total + 9) / (2 * 42 + 9))
 
 
+def test_the_kl_counts_once_for_all_clients_or_once_for_each() -> None:
+    part = small_federation().client(3).train
+    slopes = {}
+    for size in ("local", "federation"):
+        method = _bound(kl_size=size).prepare(clients=5, cohort=2)
+        weights = [torch.full((1,), 0.3) for _ in method.form.task.trainable]
+        gradients = [torch.zeros(1) for _ in weights]
+        pull = method._pull(1, part).gradient
+        assert pull is not None
+        pull(weights, gradients)
+        slopes[size] = torch.cat(gradients)
+    assert float(slopes["local"].abs().max()) > 0
+    torch.testing.assert_close(slopes["local"], 5 * slopes["federation"])
+
+
 def test_what_nobody_kept_is_zero_and_may_grow_again() -> None:
     method = _bound()
     server = method.init(KEY)
@@ -128,7 +143,7 @@ def test_it_learns_with_partial_participation_and_prunes() -> None:
         share_alpha=True,
         first_log_sigma2=-5.0,
         sigma_lr=10.0,
-        kl_scale=0.1,
+        kl_scale=0.6,
         solver=Solver(optimizer="adam", lr=5e-3, local_steps=10, batch_size=32),
     )
     federation = data.digits(clients=6, partition={"kind": "dirichlet", "alpha": 1.0})

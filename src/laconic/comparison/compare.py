@@ -56,6 +56,7 @@ class Conditions(TypedDict, total=False):
     newcomer: Newcomer | None
     probe: str | None
     device: str
+    channels_last: bool
     checkpoint_every: int
 
 

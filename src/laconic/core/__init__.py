@@ -1,6 +1,6 @@
 """The vocabulary: trees, keys, tasks, the seams and the errors. Imports nothing else of laconic."""
 
-from laconic.core.data import ClientData, ClientInfo, Part
+from laconic.core.data import ClientData, ClientInfo, Part, channels_last
 from laconic.core.errors import (
     ConfigError,
     DataError,
@@ -81,6 +81,7 @@ __all__ = [
     "UserError",
     "accuracy",
     "bound_task",
+    "channels_last",
     "checked_settings",
     "cut",
     "describe",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from laconic.core import ClientData, DataError, Key, Part
+from laconic.core import ClientData, DataError, Key, Part, channels_last
 from laconic.data.arrays import ArrayLike, as_inputs, as_targets, check_pair, count_classes
 from laconic.data.assignment import Examples, IntArray, Ragged
 from laconic.data.holdout import hold_out
@@ -225,6 +225,12 @@ class Federation:
             Part(self.x, self.y, torch.from_numpy(self.train_rows[client]), self.protected),
             Part(self.x, self.y, torch.from_numpy(self.test_rows[client]), self.protected),
         )
+
+    def channels_last(self) -> Federation:
+        """The same data with a pixel's channels side by side in memory: the same up to rounding, and quicker."""
+        if self.x.ndim != 4:
+            raise DataError(f"{self.name}: channels_last is for images, got examples of shape {self.shape}.")
+        return replace(self, x=channels_last(self.x))
 
     def examples(self, client: int) -> int:
         """Number of a client's training examples."""

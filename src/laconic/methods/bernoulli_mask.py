@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from statistics import NormalDist
 from typing import Literal, get_args
 
@@ -82,7 +82,9 @@ class BernoulliMask:
 
     Down travel eight bytes of seed, the number of masks in the window, and for every parameter the number of those that
     keep it; up travels a bit for every parameter, of which both ends expect θ. The first scores come from the seed as
-    well (see `first_thetas`), so that the first broadcast costs next to nothing. Each client counts once.
+    well (see `first_thetas`), so that the first broadcast costs next to nothing. Each client counts once. Where every
+    weight is kept with a probability near ½, a deep and narrow network passes on little but the noise of its masks:
+    `spread` widens the first scores, so that most weights begin nearly decided.
 
     `reset` is R; `"auto"` takes it from the share of clients in a round (see `window_for`). The server predicts with
     1[θ > `threshold`], with one `sample`, or with the mean of `samples` of them (`"ensemble"`); draws are a function
@@ -109,6 +111,7 @@ class BernoulliMask:
     samples: int = 5
     solver: Solver = MASK_SOLVER
     privacy: MaskPrivacy | None = None
+    spread: float = 1.0
     window: int | None = None
     """R where `reset` is "auto", once `prepare` has found it."""
     bound: Task | None = None
@@ -125,6 +128,8 @@ class BernoulliMask:
             raise ConfigError(f"threshold must lie in (0, 1), got {self.threshold}.")
         if self.reset != "auto" and (isinstance(self.reset, str) or self.reset < 1):
             raise ConfigError(f"reset must be 'auto' or a number of rounds, at least 1; got {self.reset!r}.")
+        if not 0 < self.spread <= 10:
+            raise ConfigError(f"spread must lie in (0, 10], got {self.spread}.")
         if self.samples < 1:
             raise ConfigError(f"samples must be at least 1, got {self.samples}.")
         one_of("ste", self.ste, get_args(Ste))
@@ -190,7 +195,9 @@ class BernoulliMask:
         """θ of every parameter, as a vector: from integers by basic operations, so that it is the same everywhere."""
         total = int(received[_TOTAL])
         if total == 0:
-            return first_thetas(int(received[_SEED]), self.layout)
+            return first_thetas(int(received[_SEED]), self.layout, spread=self.spread).clamp_(
+                self.shrink, 1 - self.shrink
+            )
         ones = self.layout.vector(received)
         if total < 0 or int(ones.min()) < 0 or int(ones.max()) > total:
             raise PayloadError("counts", f"a parameter is kept in {int(ones.max())} of {total} masks, which cannot be")
@@ -379,15 +386,15 @@ class Layout:
         return {name: Leaf(shape, dtype) for name, shape in self.shapes.items()}
 
 
-def first_thetas(seed: int, layout: Layout) -> Tensor:
-    """θ = σ(s), s ~ N(0, 1), before any mask has come: the same bits on every machine.
+def first_thetas(seed: int, layout: Layout, *, spread: float = 1.0) -> Tensor:
+    """θ = σ(s), s ~ N(0, spread²), before any mask has come: the same bits on every machine.
 
     Each parameter takes one raw byte of its leaf's Philox words, k, and the k-th of 256 equally likely values: σ of the
-    normal quantile at (k + ½)/256, rounded to a multiple of 2⁻¹⁶. (So |s| is 2.89 at the most.)
+    normal quantile at (k + ½)/256, rounded to a multiple of 2⁻¹⁶. (So |s| is 2.89 · spread at the most.)
     """
     key = _key(seed).fold_in("scores")
     bytes_ = [key.fold_in(name).raw(size)[:size] for name, size in layout.sizes.items()]
-    return torch.from_numpy(np.take(_FIRST, np.concatenate(bytes_)))
+    return torch.from_numpy(np.take(_quantile_thetas(spread), np.concatenate(bytes_)))
 
 
 def window_for(ratio: float) -> int:
@@ -420,9 +427,7 @@ def _key(seed: int) -> Key:
     return Key.from_seed(seed % 2**64)
 
 
-def _quantile_thetas() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    scores = [NormalDist().inv_cdf((k + 0.5) / 256) for k in range(256)]
+@lru_cache
+def _quantile_thetas(spread: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    scores = [spread * NormalDist().inv_cdf((k + 0.5) / 256) for k in range(256)]
     return np.array([round(2**16 / (1 + math.exp(-s))) / 2**16 for s in scores], np.float32)
-
-
-_FIRST = _quantile_thetas()

@@ -145,6 +145,7 @@ def fedpm(
     threshold: float = 0.5,
     samples: int = 5,
     privacy: MaskPrivacy | None = None,
+    spread: float = 1.0,
     solver: Solver = MASK_SOLVER,
 ) -> BernoulliMask:
     """A mask of a frozen random network is learnt, and one bit per parameter sent (Isik et al., 2023)."""
@@ -162,6 +163,7 @@ def fedpm(
         samples,
         solver,
         privacy,
+        spread,
     )
 
 
@@ -190,18 +192,18 @@ def vardrop(
     *,
     share_alpha: bool = False,
     threshold: float = 3.0,
-    first_log_sigma2: float = -10.0,
+    first_log_sigma2: float = -8.0,
     kl_scale: float = 1.0,
-    kl_size: Literal["local", "federation"] = "local",
+    kl_size: Literal["local", "federation"] = "federation",
     kl_start: float = 0.0,
     kl_full: float = 0.0,
-    sigma_lr: float = 1.0,
+    sigma_lr: float = 10.0,
     decay_rounds: int | None = None,
     ghost_updates: bool = False,
-    vote: float = 0.0,
+    vote: float | None = None,
     check_every: int = 100,
     weighting: Weighting = "uniform",
-    solver: Solver = Solver(optimizer="adam", lr=1e-3, local_steps=1, batch_size=128),
+    solver: Solver = Solver(optimizer="adam", lr=2e-3, local_steps=1, batch_size=128),
 ) -> Synchronous | Averaged:
     """Variational dropout: sparse gradients and a sparse model at once (Du et al., 2018).
 
@@ -219,11 +221,12 @@ def vardrop(
         sigma_lr=sigma_lr,
     )
     if solver.local_steps != 1:
-        if decay_rounds is not None or ghost_updates or vote:
+        if decay_rounds is not None or ghost_updates or vote is not None:
             raise ConfigError("decay_rounds, ghost_updates and vote are for vardrop with local_steps = 1.")
         return Averaged("vardrop", posterior, solver, weighting)
     if weighting != "uniform":
         raise ConfigError("vardrop with local_steps = 1 averages gradients of equal batches: weighting is 'uniform'.")
+    vote = 0.5 if vote is None else vote
     return Synchronous("vardrop", posterior, solver, decay_rounds, ghost_updates, vote, check_every)
 
 

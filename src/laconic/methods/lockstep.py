@@ -40,7 +40,6 @@ from laconic.core import (
     ConfigError,
     Key,
     Leaf,
-    Part,
     PayloadError,
     Predictor,
     Reply,
@@ -265,7 +264,7 @@ class Synchronous:
         )
         module = form.task.load({**weights, **sigmas}).train()
         batch = _stream(len(data.train), self.solver.batch_size, step, Key(bytes(personal["#seed"].tolist())))
-        x, y = _taken(data.train, batch)
+        x, y = data.train.take(data.train.index[batch])
         form.noise.generator = key.fold_in("noise").torch(task.device)
         loss = task.loss(module(x.to(task.device)), y.to(task.device))
         form.noise.generator = None
@@ -396,8 +395,3 @@ def _stream(examples: int, size: int, step: int, key: Key) -> Tensor:
         pieces.append(torch.from_numpy(order))
         size, epoch, start = size - len(order), epoch + 1, 0
     return torch.cat(pieces)
-
-
-def _taken(part: Part, positions: Tensor) -> tuple[Tensor, Tensor]:
-    rows = part.index[positions]
-    return part.x[rows], part.y[rows]

@@ -150,7 +150,7 @@ def fit(
     step = _STEPS[solver.optimizer](moved, lr, solver, memory, scales)
     total, steps = torch.zeros((), device=task.device), 0
     for rows in _batches(part, solver, key, smallest=smallest):
-        x, y = part.x[rows].to(task.device), part.y[rows].to(task.device)
+        x, y = (leaf.to(task.device) for leaf in part.take(rows))
         forward: Callable[[Tensor], Tensor] = module
         draws: list[Tensor] = []
         if latent is not None:

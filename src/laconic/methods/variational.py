@@ -344,17 +344,14 @@ class Averaged:
     posterior: Posterior = PUBLISHED
     solver: Solver = Solver(optimizer="adam", lr=1e-3)
     weighting: Weighting = "uniform"
+    clients: int = 1
+    """How many there are, once `prepare` has been told."""
     bound: Task | None = None
 
     per_client = False
     preferred_link = ("mask", "mask")
 
     def __post_init__(self) -> None:
-        if self.posterior.kl_size == "federation":
-            raise ConfigError(
-                "kl_size = 'federation' needs every client in every round; with local_steps > 1 weaken the KL by "
-                "kl_scale instead."
-            )
         refuse_weight_decay(self.solver)
 
     @property
@@ -372,6 +369,10 @@ class Averaged:
         bound = replace(self, bound=task)
         _ = bound.form
         return bound
+
+    def prepare(self, *, clients: int, cohort: int) -> Averaged:
+        """The same method, told how many clients there are."""
+        return replace(self, clients=clients)
 
     @cached_property
     def form(self) -> Form:
@@ -426,11 +427,12 @@ class Averaged:
         )
 
     def _pull(self, round: int, part: Part) -> Pull:
-        """c β/N ∂ΣKL."""
+        """c β/N ∂ΣKL; a client takes the others to have as many examples as itself where N is the federation's."""
         form, examples = self.form, max(len(part), 1)
+        size = examples * self.clients if self.posterior.kl_size == "federation" else examples
         steps = self.solver.local_steps
         passes = self.solver.local_epochs if steps is None else steps * min(self.solver.batch_size / examples, 1.0)
-        scale = self.posterior.kl_weight((round - 1) * passes, examples)
+        scale = self.posterior.kl_weight((round - 1) * passes, size)
         place = {name: i for i, name in enumerate(form.task.trainable)}
 
         def gradient(weights: list[Tensor], gradients: list[Tensor]) -> None:
