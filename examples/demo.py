@@ -23,14 +23,18 @@ METHODS: dict[str, Any] = {
     "FedAvg": {"method": {"name": "fedavg", **SGD}},
     "FedAvg + EDEN": {"method": {"name": "fedavg", **SGD}, "link": {"up": "eden:bits=2", "down": "eden:bits=4"}},
     # Neurons that do not pay are closed for good.
-    "FedSparse": {"method": {"name": "fedsparse", "lambda0": 2e-4, **SGD, "lr": 0.1}},
+    "FedSparse": {
+        "method": {
+            **{"name": "fedsparse", "lambda0": 2e-4, "threshold_lr": 3e-3, "server": {"name": "adam", "lr": 0.005}},
+            **{**SGD, "lr": 0.05},
+        }
+    },
     # A bit per weight: masks of a frozen random network.
     "FedPM": {"method": {"name": "fedpm", "scale": "kaiming", **ADAM, "lr": 0.1, "local_epochs": 3}},
     # Weights that are mostly noise are neither sent nor kept.
     "variational dropout": {
         "method": {
-            **{"name": "vardrop", "first_log_sigma2": -8.0, "sigma_lr": 3.0},
-            **{"kl_scale": 0.1, "kl_start": 10.0, "kl_full": 30.0},
+            **{"name": "vardrop", "sigma_lr": 3.0, "kl_start": 10.0, "kl_full": 30.0},
             **{**ADAM, "lr": 0.01, "local_steps": 8},
         }
     },

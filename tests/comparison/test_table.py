@@ -129,4 +129,6 @@ def test_conditions_that_differ_are_named() -> None:
     found = comparison(run("a", 0, [0.5]), wide)
     assert found.unequal() == {"run.rounds": {"a": 1, "b": 2}, "model.hidden": {"a": [8], "b": [256]}}
     assert "not equal: model.hidden (a: [8]; b: [256])" in found.notes()
-    assert comparison(run("a", 0, [0.5]), run("b", 1, [0.5])).unequal() == {}
+    assert comparison(run("a", 0, [0.5]), wide, run("a", 1, [0.5]), run("b", 1, [0.5])).unequal(), "of the first seed"
+    assert comparison(run("a", 0, [0.5]), run("b", 1, [0.5])).unequal() == {}, "no seed in common"
+    assert comparison(run("a", 0, [0.5]), run("b", 0, [0.5])).unequal() == {}

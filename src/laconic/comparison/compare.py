@@ -8,7 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
@@ -56,6 +56,7 @@ class Conditions(TypedDict, total=False):
     newcomer: Newcomer | None
     probe: str | None
     device: str
+    channels_last: bool
     checkpoint_every: int
 
 
@@ -95,9 +96,9 @@ def compare(
         for (name, entry), seed, folder in _places(entries, numbers)
     ]
     with _folder(out) as folder:
-        return _compared(
-            trials, Manner(folder, overwrite, tensorboard), processes=wanted, target=target, progress=progress
-        )
+        manner = Manner(folder, overwrite, tensorboard)
+        found = _compared(trials, manner, processes=wanted, target=target, progress=progress)
+    return found if out is not None else replace(found, folder=None)
 
 
 def compare_tables(
@@ -137,11 +138,7 @@ def _compared(
     trials: Sequence[Trial], manner: Manner, *, processes: int, target: float | str | None, progress: bool
 ) -> Comparison:
     aim = None if target is None else Target.parse(target)
-    for trial in {trial.entry: trial for trial in reversed(trials)}.values():
-        # What is wrong with an entry is said before any run starts; so is a folder that holds another run.
-        made = trial.build()
-        if not manner.overwrite:
-            made.finished(manner.out)
+    _check(trials, manner)
     with _board(progress) as board:
         failures = run_trials(trials, manner, processes=processes, watcher=board)
     outcomes = tuple(
@@ -154,6 +151,17 @@ def _compared(
     comparison = Comparison(outcomes, runs, aim, manner.out)
     comparison.write(manner.out)
     return comparison
+
+
+def _check(trials: Sequence[Trial], manner: Manner) -> None:
+    """Say what is wrong with an entry before any run starts; so too where its folder holds another run."""
+    seen = set()
+    for trial in trials:
+        if trial.entry not in seen:
+            seen.add(trial.entry)
+            made = trial.build()
+            if not manner.overwrite:
+                made.finished(manner.out)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from laconic.comparison.table import Row, Target, comma_separated, figures, markdown, row_of
+from laconic.core import ConfigError
 from laconic.engine import plot, versions
 from laconic.engine.files import write_atomically
 from laconic.report import RunRecord
@@ -69,7 +70,15 @@ class Comparison:
     def unequal(self) -> dict[str, dict[str, Any]]:
         """Settings of data, model and schedule that were not the same for all entries."""
         found: dict[str, dict[str, Any]] = {}
-        conditions = {name: _conditions(records[0].config) for name, records in self.runs.items() if records}
+        by_seed = {
+            name: {record.config["run"]["seed"]: record.config for record in records}
+            for name, records in self.runs.items()
+            if records
+        }
+        seeds = set.intersection(*map(set, by_seed.values())) if by_seed else set()
+        if not seeds:
+            return {}
+        conditions = {name: _conditions(configs[min(seeds)]) for name, configs in by_seed.items()}
         for key in sorted({key for one in conditions.values() for key in one}):
             values = {name: one.get(key) for name, one in conditions.items()}
             if len({repr(value) for value in values.values()}) > 1:
@@ -113,6 +122,8 @@ class Comparison:
 
     def report(self, out: Path) -> Path | None:
         """Write the page of all finished runs; None where this version has none."""
+        if self.folder is None:
+            raise ConfigError("report: the runs left no files; say where with out.")
         try:
             from laconic.report import write_report  # type: ignore[attr-defined, unused-ignore]
         except ImportError:
