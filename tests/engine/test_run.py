@@ -65,7 +65,7 @@ def test_the_files_of_a_run(toys: Any, tmp_path: Path) -> None:
     made = run(toys.simulation(rounds=5), tmp_path)
     assert made.directory == tmp_path / "r"
     assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [
-        *(".lock", "checkpoints", "config.toml", "metrics.jsonl", "model.safetensors", "summary.json")
+        *(".lock", "checkpoints", "config.toml", "metrics.jsonl", "model.safetensors", "split.json", "summary.json")
     ]
     lines = (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == made.history
@@ -461,7 +461,8 @@ def test_records_are_synced_before_a_checkpoint_relies_on_them(
     monkeypatch.setattr(Path, "replace", noting_replace)
     run(toys.simulation(rounds=4), tmp_path)
     assert steps == [
-        *("sync r", "round-000000", "sync r"),  # config.toml, the first checkpoint, the name of metrics.jsonl
+        *("sync r", "split", "sync r"),  # config.toml and split.json
+        *("round-000000", "sync r"),  # the first checkpoint, the name of metrics.jsonl
         *("sync metrics.jsonl", "round-000002", "sync metrics.jsonl", "round-000004"),
         *("sync r", "sync r"),  # the model and the summary
     ]

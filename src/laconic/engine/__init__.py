@@ -18,7 +18,7 @@ from laconic.engine.round import (
     server_round,
     to_everyone,
 )
-from laconic.engine.run import Observer, Run, RunDirectory, Silent, execute, versions
+from laconic.engine.run import Observer, Run, RunDirectory, Silent, execute, in_use, versions
 from laconic.engine.simulate import Record, Rejection, Schedule, Simulation, State, settings_text, simulate
 from laconic.engine.store import ClientStore, DiskStore, Store, pack, unpack
 
@@ -50,6 +50,7 @@ __all__ = [
     "client_round",
     "evaluate",
     "execute",
+    "in_use",
     "open_reply",
     "pack",
     "probe",
