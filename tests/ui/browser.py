@@ -1,0 +1,65 @@
+"""A real browser for the pages: Debian's Chromium, driven through its own driver, with nothing fetched from anywhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def missing() -> str:
+    """What of the browser is not installed, as one sentence; empty where all is."""
+    found = {"chromium": _chromium(), "chromium-driver": shutil.which("chromedriver")}
+    lacking = [name for name, path in found.items() if path is None]
+    if lacking:
+        return f"no {' and no '.join(lacking)} here: apt-get install {' '.join(lacking)}."
+    return "" if importlib.util.find_spec("selenium") else "no selenium here: pip install -c constraints.txt -e '.[ui]'."
+
+
+def _chromium() -> str | None:
+    return shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@contextmanager
+def browser(*, width: int, height: int, dark: bool = False) -> Iterator[Any]:
+    """A window of this size, without a screen; it asks no server of its maker's for anything."""
+    if said := missing():
+        raise RuntimeError(said)
+    from selenium import webdriver
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    with tempfile.TemporaryDirectory(prefix="laconic-ui-") as profile:
+        options = Options()
+        options.binary_location = _chromium() or ""
+        for switch in (
+            *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
+            *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
+            *("--proxy-server=127.0.0.1:9", "--proxy-bypass-list=127.0.0.1", f"--user-data-dir={profile}"),
+        ):
+            options.add_argument(switch)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+        try:
+            driver.execute_cdp_cmd(
+                "Emulation.setDeviceMetricsOverride",
+                {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+            )
+            scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+            driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+            yield driver
+        finally:
+            driver.quit()
+
+
+def console_errors(driver: Any) -> list[str]:
+    """What the page complained about since it was last asked."""
+    return [entry["message"] for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+if __name__ == "__main__":
+    sys.exit(missing() or None)
