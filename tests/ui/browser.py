@@ -1,4 +1,4 @@
-"""A real browser for the pages: Debian's Chromium, driven through its own driver, with nothing fetched from anywhere."""
+"""A real browser for the pages: Debian's Chromium, driven through its own driver; nothing is fetched from anywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def missing() -> str:
     lacking = [name for name, path in found.items() if path is None]
     if lacking:
         return f"no {' and no '.join(lacking)} here: apt-get install {' '.join(lacking)}."
-    return "" if importlib.util.find_spec("selenium") else "no selenium here: pip install -c constraints.txt -e '.[ui]'."
+    return (
+        "" if importlib.util.find_spec("selenium") else "no selenium here: pip install -c constraints.txt -e '.[ui]'."
+    )
 
 
 def _chromium() -> str | None:

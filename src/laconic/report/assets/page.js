@@ -55,7 +55,7 @@
     global_loss: "Loss of the server’s model on the common test set", local_loss: "Loss of each client’s model on the client’s own test data, mean over clients",
     local_loss_worst_decile: "Loss of clients’ models on their own test data, mean over the worst tenth of clients",
   };
-  const isLoss = (name) => name.includes("loss");
+  const isLoss = (name) => name !== null && name.includes("loss");
   const formatOf = (name) => (isLoss(name) ? plain : percent);
   const colour = (i) => `var(--c${i % 8})`;
   const dashes = [null, "7 4", "2 4", "9 3 2 3"];
@@ -350,7 +350,7 @@
 
   function drawRounds() {
     const name = chosen.figure;
-    const { body, element } = card("rounds", isLoss(name || "") ? "Loss against rounds" : "Accuracy against rounds");
+    const { body, element } = card("rounds", isLoss(name) ? "Loss against rounds" : "Accuracy against rounds");
     element.hidden = !name;
     if (!name) return;
     plot(plotIn(body), "rounds", { x: { label: "round", tick: count }, y: axisOf(name), series: lines(name, byRound), height: 300, tip: roundsTip(formatOf(name)) });
