@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from laconic.core import ClientInfo, ConfigError, RunError, Task, tree_sha256
-from laconic.engine import ClientStore, DiskStore, Run, RunDirectory, Simulation, Store, execute, versions
+from laconic.engine import ClientStore, DiskStore, Run, RunDirectory, Simulation, Store, execute, in_use, versions
 from laconic.engine.files import TEMPORARY
 
 FACTS = {"model": "linear", "data": "points"}
@@ -56,6 +56,32 @@ class Interrupting:
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         self.summary = summary
+
+
+# --- who is at it ------------------------------------------------------------------------------------------------
+
+
+def test_who_is_at_a_run_can_be_asked(toys: Any, tmp_path: Path) -> None:
+    class Asking(Interrupting):
+        def advanced(self, record: Mapping[str, Any]) -> None:
+            with multiprocessing.get_context("fork").Pool(1) as pool:  # another process sees it too
+                seen.append((in_use(tmp_path / "r"), pool.apply(in_use, (tmp_path / "r",))))
+
+    seen: list[tuple[bool, bool]] = []
+    assert not in_use(tmp_path / "r")
+    run(toys.simulation(rounds=2), tmp_path, observer=Asking(0))
+    assert seen == [(True, True)] * 2
+    assert not in_use(tmp_path / "r")
+
+
+def test_asking_takes_no_lock_and_releases_none(toys: Any, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, "r")
+    directory.open(CONFIG, resume=False)
+    assert in_use(tmp_path / "r")
+    with multiprocessing.get_context("fork").Pool(1) as pool, pytest.raises(RunError, match="in use by another"):
+        pool.apply(RunDirectory(tmp_path, "r").open, (CONFIG,), {"resume": True})
+    directory.close()
+    assert not in_use(tmp_path / "r")
 
 
 # --- files -------------------------------------------------------------------------------------------------------

@@ -535,7 +535,7 @@
       const runs = runsOf(i), seeds = runs.map((run) => run.seed).filter((v) => v !== null);
       const waiting = runs.filter((run) => run.state !== "finished");
       const sub = [runs.length > 1 ? `${runs.length} seeds: ${seeds.join(", ")}` : `${runs[0].name}${seeds.length ? `, seed ${seeds[0]}` : ""}`];
-      if (waiting.length) sub.push(waiting.map((run) => `${run.state} at round ${run.round} of ${run.rounds}`)[0] + (waiting.length > 1 ? ` and ${waiting.length - 1} more` : ""));
+      if (waiting.length) sub.unshift(waiting.map((run) => `${run.state} at round ${run.round} of ${run.rounds}`)[0] + (waiting.length > 1 ? ` and ${waiting.length - 1} more` : ""));
       return h("tr", { class: visible(i) ? "" : "off" }, h("td", { "--own": colour(i) }, h("i", {}), group.label, h("small", { title: runs.map((run) => run.name).join(", ") }, sub.join(" · "))),
         columns.map(([, , format], c) => {
           const values = cells[i][c], std = spread(values);
