@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,6 +58,32 @@ def browser(*, width: int, height: int, dark: bool = False) -> Iterator[Any]:
             yield driver
         finally:
             driver.quit()
+
+
+def open_page(driver: Any, url: str) -> float:
+    """Open one of our pages and wait until it has drawn everything; gives the seconds that it took."""
+    began = time.perf_counter()
+    driver.get(url)
+    while not driver.execute_script("return document.documentElement.dataset.drawn"):
+        if time.perf_counter() - began > 60:
+            raise TimeoutError(f"{url} was not drawn within a minute")
+        time.sleep(0.005)
+    return time.perf_counter() - began
+
+
+def picture(driver: Any, *, top: str = "body", bottom: str = "body") -> bytes:
+    """A PNG of the page, as wide as the window, from the top of one element to the bottom of another."""
+    first, last = driver.execute_script(
+        "return [...arguments].map((s) => document.querySelector(s).getBoundingClientRect())"
+        ".map((box) => [box.top + scrollY, box.bottom + scrollY, innerWidth])",
+        *(top, bottom),
+    )
+    margin = 0 if top == "body" else 12
+    clip = {"x": 0, "y": first[0] - margin, "width": first[2], "height": last[1] - first[0] + 2 * margin, "scale": 1}
+    taken = driver.execute_cdp_cmd(
+        "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True, "clip": clip}
+    )
+    return base64.b64decode(taken["data"])
 
 
 def console_errors(driver: Any) -> list[str]:

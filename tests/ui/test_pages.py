@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.report.conftest import make
-from tests.ui.browser import browser, console_errors
+from tests.ui.browser import browser, console_errors, open_page
 
 from laconic.report import WatchServer, write_report
 
@@ -45,7 +45,7 @@ def desk() -> Iterator[Any]:
 
 @pytest.fixture
 def page(desk: Any, report: str) -> Iterator[Any]:
-    opened(desk, report)
+    open_page(desk, report)
     yield desk
     assert console_errors(desk) == []
 
@@ -60,11 +60,6 @@ def until(holds: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 def js(driver: Any, text: str, *arguments: Any) -> Any:
     return driver.execute_script(text, *arguments)
-
-
-def opened(driver: Any, url: str) -> None:
-    driver.get(url)
-    until(lambda: js(driver, "return document.documentElement.dataset.drawn"))
 
 
 def drawn_again(driver: Any, act: Callable[[], Any]) -> None:
@@ -221,12 +216,12 @@ def test_dark_and_light(page: Any, report: str) -> None:
     js(page, "document.getElementById('theme').click()")
     dark = background(page)
     assert light != dark
-    opened(page, report)
+    open_page(page, report)
     assert background(page) == dark, "it is remembered"
     js(page, "document.getElementById('theme').click(); localStorage.clear()")
     assert background(page) == light
     with browser(width=1280, height=900, dark=True) as other:
-        opened(other, report)
+        open_page(other, report)
         assert background(other) == dark, "it is what the reader's system likes"
         assert console_errors(other) == []
 
@@ -234,7 +229,7 @@ def test_dark_and_light(page: Any, report: str) -> None:
 @pytest.mark.parametrize("width", [320, 390, 768])
 def test_on_a_phone_nothing_is_wider_than_the_screen(report: str, width: int) -> None:
     with browser(width=width, height=800) as phone:
-        opened(phone, report)
+        open_page(phone, report)
         js(phone, "document.querySelectorAll('details').forEach((d) => { d.open = true; })")
         assert js(phone, "return innerWidth") == width
         assert js(phone, "return document.documentElement.scrollWidth") <= width
@@ -247,7 +242,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(report: str, width: int) ->
 
 
 def test_one_run_alone(desk: Any, runs: Path, tmp_path: Path) -> None:
-    opened(desk, write_report([runs / "fedavg-0"], tmp_path / "one.html").as_uri())
+    open_page(desk, write_report([runs / "fedavg-0"], tmp_path / "one.html").as_uri())
     assert curves(desk, "trade-off") == 1
     assert all_of(desk, "#legend .chip") == []
     assert not js(desk, "return document.getElementById('settings').checkVisibility()")
@@ -271,7 +266,7 @@ def test_a_run_is_watched_while_it_is_going(desk: Any, runs: Path, tmp_path: Pat
         thread.start()
         process = None
         try:
-            opened(desk, server.url)
+            open_page(desk, server.url)
             until(lambda: states(desk) == {"old": "interrupted"})
             process = subprocess.Popen([sys.executable, "-c", code, str(folder)])
             until(lambda: states(desk) == {"old": "interrupted", "fedavg-0": "running"}, seconds=120)

@@ -190,7 +190,7 @@
       }
       group.append(s("path", { class: series.thin ? "curve thin" : "curve", "stroke-dasharray": series.dash, d: `M${points.map((p) => `${p.px.toFixed(1)},${p.py.toFixed(1)}`).join("L")}` }));
       if (series.marks !== false) {
-        if (points.length <= 40) for (const p of points.slice(0, -1)) group.append(s("circle", { class: "dot", r: 2.6, cx: p.px, cy: p.py }));
+        if (points.length <= (phone ? 12 : 40)) for (const p of points.slice(0, -1)) group.append(s("circle", { class: "dot", r: 2.6, cx: p.px, cy: p.py }));
         const end = points[points.length - 1];
         group.append(s("circle", { class: "dot", r: 4.5, cx: end.px, cy: end.py }));
       }
@@ -387,12 +387,12 @@
     over.element.hidden = boxes.element.hidden = !name;
     if (!name) return;
     const format = formatOf(name);
-    const series = lines(`${name}_worst_decile`, byRound).flatMap((each, i) => [{ ...each, name: each.name },
-      { ...lines(name, byRound)[i], thin: true, dash: "2 4", marks: false, name: `${each.name}, all clients`, points: curve(each.group, name, byRound).map((p) => ({ ...p, lo: null, hi: null })) }]);
+    const series = lines(`${name}_worst_decile`, byRound).flatMap((each) => [each, { ...each, thin: true, dash: "2 4", marks: false, name: `${each.name}, all clients`,
+      points: curve(each.group, name, byRound).map((p) => ({ ...p, lo: null, hi: null })) }]);
     plot(plotIn(over.body), "clients", { x: { label: "round", tick: count }, y: axisOf(`${name}_worst_decile`), series, height: 300, tip: roundsTip(format) });
     noteIn(over.body, "note", "Each client’s model on the client’s own test data. Solid: the mean over the worst tenth of clients; dotted: over all.");
     drawBoxes(plotIn(boxes.body), name, format);
-    noteIn(boxes.body, "note", "At the last evaluation: from the worst client to the best (line), 10–90 % (pale), 25–75 % (strong), the median (white) and the mean of the worst tenth (diamond).");
+    noteIn(boxes.body, "note", "At the last evaluation: from the worst client to the best (line), 10–90 % (pale), 25–75 % (strong), the median (gap) and the mean of the worst tenth (diamond).");
   }
   function drawBoxes(host, name, format) {
     const found = groupsShown().map((group) => {
@@ -443,7 +443,9 @@
     const { tools, body, element } = card("sparsity", "Sparsity by layer", { wide: false });
     element.hidden = !groups.length;
     if (!groups.length) return;
-    if (!groups.some((group) => key(group) === chosen.sparse)) chosen.sparse = key(groups[0]);
+    // Unless another is chosen, the one in which most happens.
+    const change = (g) => { const ys = curve(g, "sparsity", byRound).map((p) => p.y); return ys.length ? Math.max(...ys) - Math.min(...ys) : 0; };
+    if (!groups.some((group) => key(group) === chosen.sparse)) chosen.sparse = key(groups.reduce((a, b) => (change(b) > change(a) ? b : a)));
     const group = groups.find((g) => key(g) === chosen.sparse);
     tools.replaceChildren(groups.length > 1 ? pickList(groups.map((g) => [key(g), key(g)]), chosen.sparse, (v) => { chosen.sparse = v; delete chosen.zoom.sparsity; }, "method") : h("span", { class: "note" }, key(group)));
     const names = [...new Set(runsOf(group).flatMap(sparse))], layers = names.filter((name) => name !== "sparsity");
@@ -495,7 +497,7 @@
     for (const v of linearTicks(0, columns - 1, Math.max(2, Math.floor(width / 90))).filter(Number.isInteger)) {
       svg.append(s("text", { x: margin.left + (v + 0.5) * cellW, y: height - margin.bottom + 17, "text-anchor": "middle" }, count(split.table_clients[v])));
     }
-    svg.append(s("text", { class: "axis", x: width - margin.right, y: height - 5, "text-anchor": "end" }, "client; darker: more examples of a label"));
+    svg.append(s("text", { class: "axis", x: width - margin.right, y: height - 5, "text-anchor": "end" }, "client; stronger: more examples of a label"));
     const mark = s("rect", { class: "outline", visibility: "hidden", width: cellW, height: cellH }), tip = h("div", { class: "tip", hidden: true });
     svg.append(mark);
     const hide = () => { tip.hidden = true; mark.setAttribute("visibility", "hidden"); };
