@@ -35,7 +35,8 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
     "fedpm": {"method": {"name": "fedpm", "scale": "kaiming", **ADAM}},
     "vardrop": {
         "method": {
-            **{"name": "vardrop", "share_alpha": True, "first_log_sigma2": -8.0, "sigma_lr": 3.0, "kl_scale": 0.03},
+            **{"name": "vardrop", "share_alpha": True, "first_log_sigma2": -8.0, "sigma_lr": 3.0},
+            **{"kl_scale": 0.03, "kl_size": "local"},
             **{"optimizer": "adam", "lr": 5e-3, "local_steps": 8, "batch_size": 10},
         }
     },
