@@ -5,13 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check types lint format fuzz slow bench docs dist clean
+.PHONY: demo test check types lint format fuzz slow ui-test bench docs dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not ui"
 
 check: lint types
 
@@ -29,6 +29,12 @@ format: $(READY)
 # What takes minutes: at least twenty kills and resumes, long property tests.
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# The report and the live page in a real browser (Debian's chromium and chromium-driver).
+ui-test: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ui]"
+	$(BIN)/python -m tests.ui.browser
+	$(BIN)/python -m pytest -n 0 -m ui tests/ui
 
 # A million structured mutants per codec.
 fuzz: $(READY)

@@ -290,6 +290,44 @@ def export(
     typer.echo(str(made.path))
 
 
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Runs' folders, or folders that hold them.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write.", show_default="report.html in the folder; of several, here"),
+    ] = None,
+) -> None:
+    """Write one HTML page about runs: accuracy against bytes, clients, sparsity, the split, how to repeat them."""
+    from laconic.progress import size
+    from laconic.report import write_report
+
+    if out is None:
+        out = (runs[0] if len(runs) == 1 else Path()) / "report.html"
+    written = write_report(runs, out)
+    typer.echo(f"{written} ({size(written.stat().st_size)})")
+
+
+@app.command()
+def watch(
+    folder: Annotated[Path, typer.Argument(help="The folder that holds the runs.", metavar="DIR")] = Path("runs"),
+    port: Annotated[int, typer.Option(help="The port on 127.0.0.1; 0 takes any that is free.", min=0)] = 8642,
+) -> None:
+    """Show the report's page live while runs are going, on this machine alone; Ctrl-C ends it."""
+    from laconic.engine.processes import interrupt
+    from laconic.report import WatchServer
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with WatchServer(folder, port=port) as server:
+            typer.echo(f"{folder}: {server.url}  (Ctrl-C ends it)")
+            server.serve_forever()
+    except KeyboardInterrupt:
+        typer.echo("", err=True)  # how it always ends
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @app.command("codecs")
 def codecs_(
     size: Annotated[int, typer.Option(help="Values in the Gaussian vector.", min=1)] = 1 << 20,

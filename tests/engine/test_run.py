@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from laconic.core import ClientInfo, ConfigError, RunError, Task, tree_sha256
-from laconic.engine import ClientStore, DiskStore, Run, RunDirectory, Simulation, Store, execute, versions
+from laconic.engine import ClientStore, DiskStore, Run, RunDirectory, Simulation, Store, execute, in_use, versions
 from laconic.engine.files import TEMPORARY
 
 FACTS = {"model": "linear", "data": "points"}
@@ -58,6 +58,32 @@ class Interrupting:
         self.summary = summary
 
 
+# --- who is at it ------------------------------------------------------------------------------------------------
+
+
+def test_who_is_at_a_run_can_be_asked(toys: Any, tmp_path: Path) -> None:
+    class Asking(Interrupting):
+        def advanced(self, record: Mapping[str, Any]) -> None:
+            with multiprocessing.get_context("fork").Pool(1) as pool:  # another process sees it too
+                seen.append((in_use(tmp_path / "r"), pool.apply(in_use, (tmp_path / "r",))))
+
+    seen: list[tuple[bool, bool]] = []
+    assert not in_use(tmp_path / "r")
+    run(toys.simulation(rounds=2), tmp_path, observer=Asking(0))
+    assert seen == [(True, True)] * 2
+    assert not in_use(tmp_path / "r")
+
+
+def test_asking_takes_no_lock_and_releases_none(toys: Any, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, "r")
+    directory.open(CONFIG, resume=False)
+    assert in_use(tmp_path / "r")
+    with multiprocessing.get_context("fork").Pool(1) as pool, pytest.raises(RunError, match="in use by another"):
+        pool.apply(RunDirectory(tmp_path, "r").open, (CONFIG,), {"resume": True})
+    directory.close()
+    assert not in_use(tmp_path / "r")
+
+
 # --- files -------------------------------------------------------------------------------------------------------
 
 
@@ -65,7 +91,7 @@ def test_the_files_of_a_run(toys: Any, tmp_path: Path) -> None:
     made = run(toys.simulation(rounds=5), tmp_path)
     assert made.directory == tmp_path / "r"
     assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [
-        *(".lock", "checkpoints", "config.toml", "metrics.jsonl", "model.safetensors", "summary.json")
+        *(".lock", "checkpoints", "config.toml", "metrics.jsonl", "model.safetensors", "split.json", "summary.json")
     ]
     lines = (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == made.history
@@ -461,7 +487,8 @@ def test_records_are_synced_before_a_checkpoint_relies_on_them(
     monkeypatch.setattr(Path, "replace", noting_replace)
     run(toys.simulation(rounds=4), tmp_path)
     assert steps == [
-        *("sync r", "round-000000", "sync r"),  # config.toml, the first checkpoint, the name of metrics.jsonl
+        *("sync r", "split", "sync r"),  # config.toml and split.json
+        *("round-000000", "sync r"),  # the first checkpoint, the name of metrics.jsonl
         *("sync metrics.jsonl", "round-000002", "sync metrics.jsonl", "round-000004"),
         *("sync r", "sync r"),  # the model and the summary
     ]

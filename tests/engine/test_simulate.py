@@ -11,6 +11,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -458,6 +459,26 @@ def test_local_figures_are_means_over_clients_of_their_last_model_on_their_own_d
             mean = sum(figures[name] for figures in last.values()) / len(last)
             assert record[f"local_{name}"] == pytest.approx(mean)
     assert 3 < len(seen) <= toys.clients
+
+
+def test_local_figures_say_how_they_are_spread_over_clients(toys: Any) -> None:
+    simulation = toys.simulation(rounds=4, cohort=11)
+    records = list(simulation)
+    values = sorted(score.means()["accuracy"] for score in simulation.state.local.values())
+    assert len(values) > 10
+    last = records[-1]
+    assert last["local_accuracy_worst_decile"] == pytest.approx((values[0] + values[1]) / 2)  # a tenth, rounded up
+    assert (last["local_accuracy_p0"], last["local_accuracy_p100"]) == (values[0], values[-1])
+    assert last["local_accuracy_p50"] == pytest.approx(float(np.median(values)))
+    assert last["local_accuracy_p10"] == pytest.approx(float(np.quantile(values, 0.1)))
+
+
+def test_without_accuracy_the_worst_tenth_is_that_of_the_largest_loss(toys: Any) -> None:
+    data = synthetic(clients=8, features=4, train_examples=20, test_examples=10, noise=0.1)
+    task = Task(partial(nn.Linear, 4, 1), loss=F.mse_loss, metrics={}, outputs="values")
+    _, records = finished(toys.simulation(fedavg(), data=data, task=task, rounds=2, cohort=8))
+    last = records[-1]
+    assert last["local_loss_worst_decile"] == last["local_loss_p100"] > last["local_loss_p0"]
 
 
 def test_clients_with_personal_state_are_judged_with_their_own_predictor(toys: Any) -> None:

@@ -539,6 +539,9 @@ def test_figures_of_the_server() -> None:
     figures = method.metrics(server)
     share = math.ceil(method.layout.size / 4) / method.layout.size
     assert figures["kept"] == pytest.approx(share)
+    sizes = method.layout.sizes.items()
+    by_leaf = sum(figures[f"kept/{name.removesuffix('.weight')}"] * size for name, size in sizes)
+    assert by_leaf == pytest.approx(share * method.layout.size)
     assert figures["model_bits_per_parameter"] == pytest.approx(binary_entropy(share))
     assert figures["mean_entropy"] == pytest.approx(binary_entropy(0.01), rel=1e-4)
 

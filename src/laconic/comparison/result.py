@@ -13,7 +13,7 @@ from laconic.comparison.table import Row, Target, comma_separated, figures, mark
 from laconic.core import ConfigError
 from laconic.engine import plot, versions
 from laconic.engine.files import write_atomically
-from laconic.report import RunRecord
+from laconic.report import RunRecord, write_report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,15 +121,11 @@ class Comparison:
             write_atomically(folder / f"table.{suffix}", text.encode())
 
     def report(self, out: Path) -> Path | None:
-        """Write the page of all finished runs; None where this version has none."""
+        """Write the page of all finished runs; None where there are none."""
         if self.folder is None:
             raise ConfigError("report: the runs left no files; say where with out.")
-        try:
-            from laconic.report import write_report  # type: ignore[attr-defined, unused-ignore]
-        except ImportError:
-            return None
         finished = [record.path for records in self.runs.values() for record in records]
-        return write_report(finished, out) if finished else None  # type: ignore[no-any-return, unused-ignore]
+        return write_report(finished, out) if finished else None
 
 
 _OWN = {"name", "seed", "workers", "store", "checkpoint_every", "first_state_sha256"}  # a run's own, or no condition

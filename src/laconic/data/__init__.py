@@ -30,6 +30,7 @@ from laconic.data.sources import (
     sources,
     svhn,
 )
+from laconic.data.split import QUANTILES, split_of
 from laconic.data.synthetic import linear_teachers, synthetic
 from laconic.data.vqa import easy_vqa
 
@@ -38,6 +39,7 @@ __all__ = [
     "Examples",
     "Federation",
     "PartitionSpec",
+    "QUANTILES",
     "Ragged",
     "adult",
     "assign",
@@ -64,6 +66,7 @@ __all__ = [
     "partitions",
     "sorted_shards",
     "sources",
+    "split_of",
     "svhn",
     "synthetic",
     "with_rotated_client",

@@ -19,7 +19,7 @@ from laconic.engine.round import (
     server_round,
     to_everyone,
 )
-from laconic.engine.run import Each, Observer, Run, RunDirectory, Silent, changes, execute, versions
+from laconic.engine.run import Each, Observer, Run, RunDirectory, Silent, changes, execute, in_use, versions
 from laconic.engine.simulate import Rejection, Schedule, Simulation, State, settings_text, simulate
 from laconic.engine.store import ClientStore, DiskStore, Store, pack, unpack
 
@@ -57,6 +57,7 @@ __all__ = [
     "evaluate",
     "execute",
     "frame",
+    "in_use",
     "needed",
     "open_reply",
     "pack",

@@ -5,6 +5,7 @@
     <out>/<name>/config.toml        the full resolved configuration
                  metrics.jsonl      one JSON object per round
                  summary.json       the figures of the whole run
+                 split.json         how examples and labels are dealt to clients
                  checkpoints/       where it can be resumed
                  clients/           clients' own states, where they are kept on disk
                  tensorboard/       the figures for TensorBoard, where they are asked for
@@ -21,6 +22,7 @@ import os
 import platform
 import re
 import shutil
+import struct
 import sys
 import tomllib
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -35,6 +37,7 @@ import torch
 from torch import nn
 
 from laconic.core import ConfigError, Method, RunError, Tree, tree_sha256
+from laconic.data import Federation, split_of
 from laconic.engine.checkpoint import Checkpoints
 from laconic.engine.files import cannot_write, remove_temporaries, sync_folder, write_all, write_atomically
 from laconic.engine.history import Record, frame, plot
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _JUDGED = ("global_", "local_", "new_", "vote_", "newcomer_", "posthoc_", "auc")  # figures of evaluations
+_LOCK = ".lock"
 _FREE = {"run.workers", "run.checkpoint_every", "run.store"}  # settings that do not change the result
 
 
@@ -153,7 +157,7 @@ class RunDirectory:
         if self.path.is_symlink():
             raise RunError(f"{self.path} is a link to another folder; remove it or choose another run.name.")
         self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.path / ".lock").open("wb")
+        self._lock = (self.path / _LOCK).open("wb")
         try:
             # A POSIX lock: not inherited by forked workers, gone with the process however it ends.
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -161,13 +165,17 @@ class RunDirectory:
             raise RunError(
                 f"{self.path} is in use by another process; wait for it or choose another run.name."
             ) from None
+        _held.add((os.getpid(), self.path.resolve()))
         written = self.path / "config.toml"
         if written.exists() and overwrite:
             shutil.rmtree(self.checkpoints.folder)
             self.checkpoints.folder.mkdir()
             for folder in (self.checkpoints.clients, self.path / "tensorboard"):
                 shutil.rmtree(folder, ignore_errors=True)
-            for stale in ("metrics.jsonl", "summary.json", "model.lac", "model.safetensors", "config.toml"):
+            for stale in (
+                *("metrics.jsonl", "summary.json", "split.json", "model.lac", "model.safetensors", "report.html"),
+                "config.toml",
+            ):
                 (self.path / stale).unlink(missing_ok=True)
         elif written.exists():
             if not resume:
@@ -247,6 +255,35 @@ class RunDirectory:
             if file is not None:
                 file.close()
         self._metrics = self._lock = None
+        _held.discard((os.getpid(), self.path.resolve()))
+
+
+_held: set[tuple[int, Path]] = set()
+"""The folders that this process has locked: it must not open their locks, for closing one would release it."""
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process is at the run in a folder: asks who holds its lock, and takes none itself."""
+    if (os.getpid(), folder.resolve()) in _held:
+        return True
+    # struct flock, as the system lays it out: type, whence, start, length, process.
+    linux = sys.platform.startswith("linux")
+    asked = (
+        struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0) if linux else struct.pack("qqihh", 0, 0, 0, fcntl.F_WRLCK, 0)
+    )
+    try:
+        # Without waiting, whatever somebody has put in the lock's place.
+        handle = os.open(folder / _LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        answer = fcntl.fcntl(handle, fcntl.F_GETLK, asked)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    kind = struct.unpack("hhqqi4x", answer)[0] if linux else struct.unpack("qqihh", answer)[3]
+    return bool(kind != fcntl.F_UNLCK)
 
 
 def execute(
@@ -271,6 +308,8 @@ def execute(
         return _advance(simulation, facts, None, [], 0, checkpoint_every, observer)
     directory.open(config, resume=resume, overwrite=overwrite)
     try:
+        if isinstance(simulation.clients, Federation):
+            directory.write("split.json", json.dumps(split_of(simulation.clients)).encode() + b"\n")
         history: list[Record] = []
         num_bytes = 0
         found = directory.checkpoints.load() if resume else None

@@ -7,13 +7,15 @@ bit, for any number of workers and any order of arrival.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 
 from laconic.core import (
@@ -30,6 +32,7 @@ from laconic.core import (
     flat,
     prepared,
 )
+from laconic.data import QUANTILES
 from laconic.engine.cohort import Newcomer, sample_cohort
 from laconic.engine.downlink import Downlink
 from laconic.engine.history import Record
@@ -228,6 +231,7 @@ class Simulation:
         if judged:
             for name in judged[0]:
                 record[f"local_{name}"] = sum(means[name] for means in judged) / len(judged)
+            record.update(_distribution(judged))
         record["local_clients"] = len(judged)
         if newcomer is not None and (not method.stateful or newcomer in self._with_models()):
             at = ClientInfo(newcomer, state.round, 0)
@@ -274,6 +278,25 @@ class Simulation:
                     sums.setdefault(name, []).append(value)
             found.update({name: sum(values) / len(values) for name, values in sums.items()})
         return found
+
+
+def _distribution(judged: Sequence[Mapping[str, float]]) -> Record:
+    """How accuracy (the loss, where nothing else is measured) is spread over clients, the worst tenth among them."""
+    name = "accuracy" if "accuracy" in judged[0] else "loss"
+    if name == "loss" and len(judged[0]) > 1:
+        return {}  # which end of a figure of the user's own is the bad one, only the user knows
+    values = np.sort([means[name] for means in judged])
+    if not np.isfinite(values).all():
+        return {}
+    worst = values[::-1] if name == "loss" else values
+    tenth = math.ceil(len(values) / 10)
+    return {
+        f"local_{name}_worst_decile": float(worst[:tenth].mean()),
+        **{
+            f"local_{name}_p{round(100 * q)}": float(value)
+            for q, value in zip(QUANTILES, np.quantile(values, QUANTILES), strict=True)
+        },
+    }
 
 
 def _ensemble(task: Task, clients: Clients, outputs: Iterator[Outputs]) -> Record:

@@ -304,12 +304,15 @@ class BernoulliMask:
         return Artifact("mask", self.layout.tree(masks[0]), {"seed": int(server["seed"]) % 2**64, "scale": self.scale})
 
     def metrics(self, server: Tree) -> Mapping[str, float]:
-        """Share of weights that the model keeps, the bits per parameter of its masks, mean entropy of θ in bits."""
+        """Share of weights that the model keeps (by leaf, too), bits per parameter of its masks, mean entropy of θ."""
         theta = self.theta(self._received(server)).double()
         undecided = -(theta * theta.log2() + (1 - theta) * (1 - theta).log2()).mean()
-        shares = [float(mask.double().mean()) for mask in self.masks(server)]
+        masks = self.masks(server)
+        shares = [float(mask.double().mean()) for mask in masks]
+        leaves = self.layout.tree(torch.stack(masks).double().mean(dim=0))
         return {
             "kept": sum(shares) / len(shares),
+            **{f"kept/{name.removesuffix('.weight')}": float(leaf.mean()) for name, leaf in leaves.items()},
             "model_bits_per_parameter": sum(map(binary_entropy, shares)),
             "mean_entropy": float(undecided),
             **({} if self.privacy is None else {"epsilon_per_round": self.privacy.spent(1).epsilon}),

@@ -7,9 +7,15 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from laconic.core import DataError
+from laconic.engine import in_use
+
+RunState = Literal["finished", "running", "interrupted"]
+"""How a run stands: it has a summary, or somebody is at it, or neither."""
+RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json", "split.json")
+"""What is read of a run's folder."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,8 @@ class RunRecord:
     config: Mapping[str, Mapping[str, Any]]
     history: list[dict[str, Any]]
     summary: Mapping[str, Any] | None
+    split: Mapping[str, Any] | None = None
+    running: bool = False
 
     @property
     def name(self) -> str:
@@ -30,6 +38,11 @@ class RunRecord:
     def finished(self) -> bool:
         """Whether it has come to its end."""
         return self.summary is not None
+
+    @property
+    def state(self) -> RunState:
+        """How it stood when it was read."""
+        return "finished" if self.finished else "running" if self.running else "interrupted"
 
 
 def read_run(path: Path) -> RunRecord:
@@ -43,13 +56,19 @@ def read_run(path: Path) -> RunRecord:
     written = path / "config.toml"
     if not written.is_file():
         raise DataError(f"{path} holds no run: it has no config.toml.")
+    running = in_use(path)  # asked first: a run that ends meanwhile has left its summary by then
     try:
         config = tomllib.loads(written.read_text(encoding="utf-8"))
-        summary = path / "summary.json"
-        ended = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else None
-        return RunRecord(path, config, _records(path / "metrics.jsonl"), ended)
+        ended, split = _object(path / "summary.json"), _object(path / "split.json")
+        return RunRecord(path, config, _records(path / "metrics.jsonl"), ended, split, running)
     except (OSError, ValueError) as error:  # both decoders' errors are ValueErrors
         raise DataError(f"{path}: the run's files cannot be read ({error}).") from None
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    return _checked(json.loads(path.read_text(encoding="utf-8")), path)
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
@@ -57,7 +76,13 @@ def _records(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]
+    return [_checked(json.loads(line), path) for line in whole.splitlines()]
+
+
+def _checked(value: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} holds no JSON object where one should stand")
+    return value
 
 
 def find_runs(folder: Path) -> list[Path]:
