@@ -9,6 +9,7 @@ Every section is checked against the function that it is for, so that a file acc
     [link]    up, down                                       laconic.codecs.parse; else what the method is made for
 
     [new_device]  enabled, rounds, fraction, train, test …   a device that joins later, with turned images
+    [deploy]      deadline                                   what only a run on real machines needs
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from laconic.codecs import parse
 from laconic.core import ConfigError, LaconicError, checked_settings, did_you_mean, find_object, resolved_settings
 from laconic.data import Federation, sources, with_rotated_client
 from laconic.engine import Newcomer, Schedule
-from laconic.experiment import Experiment, make_task, prepare
+from laconic.experiment import Deployment, Experiment, make_task, prepare
 from laconic.methods import KeepLocal, methods
 from laconic.models import models
 
-_SECTIONS = ("run", "data", "model", "method", "link", "new_device")
+_SECTIONS = ("run", "data", "model", "method", "link", "new_device", "deploy")
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"source": "digits"},
     "model": {"name": "mlp"},
@@ -125,8 +126,18 @@ def read_table(path: Path, overrides: Iterable[str] = ()) -> dict[str, dict[str,
     return {section: {**_DEFAULTS.get(section, {}), **table.get(section, {})} for section in _SECTIONS}
 
 
-def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
-    """An experiment from sections, as `read_table` gives them; whatever is wrong raises before anything is made."""
+class Place(NamedTuple):
+    """Where a client stands: its number, and how many clients there are."""
+
+    client: int
+    of: int
+
+
+def experiment_from(table: Mapping[str, Mapping[str, Any]], *, place: Place | None = None) -> Experiment:
+    """An experiment from sections, as `read_table` gives them; whatever is wrong raises before anything is made.
+
+    On a client's own machine `place` says which client it is: a source of a single client's data is then this one's.
+    """
     run = _run(**checked_settings(_run, table["run"], where="[run]"))
     link = _link(**checked_settings(_link, table["link"], where="[link]"))
     method_settings = dict(table["method"])
@@ -143,6 +154,8 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
     data_settings = dict(table["data"])
     source = _word(data_settings, "source", "[data]")
     federation = _federation(source, data_settings, seed=run.seed)
+    if place is not None and federation.num_clients == 1:
+        federation = federation.placed(place.client, of=place.of)
     schedule = run.schedule
     device = _new_device(**checked_settings(_new_device, table.get("new_device", {}), where="[new_device]"))
     if device.enabled:
@@ -174,8 +187,11 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
     }
     if device.enabled:
         config["new_device"] = resolved_settings(_new_device, table["new_device"])
+    if table.get("deploy"):
+        config["deploy"] = resolved_settings(Deployment, table["deploy"])
     facts = {"model": model_name, "data": source}
-    return Experiment(simulation, run.name, config, facts, run.checkpoint_every)
+    deployment = Deployment(**checked_settings(Deployment, table.get("deploy", {}), where="[deploy]"))
+    return Experiment(simulation, run.name, config, facts, run.checkpoint_every, deployment)
 
 
 def _federation(source: str, settings: dict[str, Any], *, seed: int) -> Federation:

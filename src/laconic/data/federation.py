@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -225,6 +225,24 @@ class Federation:
             Part(self.x, self.y, torch.from_numpy(self.train_rows[client]), self.protected),
             Part(self.x, self.y, torch.from_numpy(self.test_rows[client]), self.protected),
         )
+
+    def placed(self, client: int, *, of: int) -> Federation:
+        """The data of a single client at its place among `of` clients, of which the others have none here.
+
+        >>> own = Federation.from_clients([(np.ones((10, 3)), np.arange(10) % 2)]).placed(1, of=3)
+        >>> [own.examples(client) for client in range(3)]
+        [0, 8, 0]
+        """
+        if self.num_clients != 1:
+            raise DataError(f"{self.name} has {self.num_clients} clients; only a single one can be placed among others.")
+        if not 0 <= client < of:
+            raise DataError(f"{self.name}: there is no client {client} among {of}; clients are 0 to {of - 1}.")
+        none = np.empty(0, dtype=np.int64)
+        train, test = (
+            Ragged.from_lists([rows[0] if place == client else none for place in range(of)])
+            for rows in (self.train_rows, self.test_rows)
+        )
+        return replace(self, train_rows=train, test_rows=test)
 
     def examples(self, client: int) -> int:
         """Number of a client's training examples."""

@@ -43,7 +43,7 @@ from laconic.models import artifact_of, multiply_adds, num_parameters
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _JUDGED = ("global_", "local_", "new_", "vote_", "newcomer_", "posthoc_", "auc")  # figures of evaluations
-_FREE = {"run.workers", "run.checkpoint_every", "run.store"}  # settings that do not change the result
+_FREE = {"run.workers", "run.checkpoint_every", "run.store", "deploy.deadline"}  # settings that do not change the result
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,9 @@ def _compact(method: Method, server: Tree) -> bytes | None:
 def _sizes(simulation: Simulation, model: nn.Module, compact: bytes | None) -> dict[str, int]:
     """What the final model costs to store and to run, beside the whole architecture."""
     task = simulation.method.task
-    x, _ = next(iter(simulation.clients.client(0).train.batches(1)))
+    own = simulation.clients.client(0).train
+    # On a server whose clients' data lie elsewhere, the common test set has to do.
+    x, _ = next(iter((own if len(own) else simulation.clients.test).batches(1)))
     whole = task.fresh()
     return {
         "final_parameters": num_parameters(model),
