@@ -1,0 +1,213 @@
+"""The two halves of a Flower app, and the same app on Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from laconic.config import experiment_from, read_table
+from laconic.core import ConfigError, PayloadError, RunError
+from laconic.engine import Observer, Run, RunDirectory
+from laconic.experiment import Experiment
+from laconic.flower.messages import Call, Envelope
+from laconic.flower.node import Desk
+from laconic.flower.nodes import Letter, Nodes
+from laconic.flower.states import FolderEntries
+
+Table = Mapping[str, Mapping[str, Any]]
+_RECORD = "laconic"
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""What Flower's processes should have in their environment: nothing is reported, fetched or installed behind one's back."""
+
+
+def client_app(config: Path | str | Table, *, mods: Sequence[Any] = ()) -> Any:
+    """A Flower `ClientApp` for the run that a TOML file (or its sections) describes.
+
+    The node's configuration says which client it is (`partition-id`), and may name a source of its own data
+    (`data="module:function"`) and a folder for the client's own states (`state="/var/lib/laconic"`).
+    """
+    flwr = _flwr()
+    table = _table(config)
+    app = flwr.clientapp.ClientApp(mods=list(mods))
+
+    def answer(message: Any, context: Any) -> Any:
+        node = context.node_config
+        desk = Desk(table, _number(node, "partition-id"), data=str(node.get("data", "")))
+        record = context.state[_RECORD] if _RECORD in context.state else flwr.app.ConfigRecord()
+        try:
+            envelope = Envelope.of(message.content[_RECORD])
+            call, frames = envelope.open(Call), envelope.frames()
+        except (KeyError, PayloadError) as error:
+            raise RunError(f"a message that is not laconic's: {error}.") from None
+        entries: Any = record
+        if folder := str(node.get("state", "")):
+            if call.kind == "hello":
+                entries = {}
+            else:
+                name = f"{table['run'].get('name', 'run')}-{desk.fingerprint(call.clients)}"
+                entries = FolderEntries(Path(folder) / name / str(desk.client))
+        reply = desk.answer(call, frames, entries)
+        context.state[_RECORD] = record
+        content = flwr.app.RecordDict({_RECORD: flwr.app.ConfigRecord(reply._asdict())})
+        return flwr.app.Message(content, reply_to=message)
+
+    for kind in (app.query, app.train, app.evaluate):
+        kind()(answer)
+    return app
+
+
+def server_app(config: Path | str | Table, *, out: Path | str = "runs", observer: Observer | None = None) -> Any:
+    """A Flower `ServerApp` for the run that a TOML file (or its sections) describes.
+
+    The run leaves its files in `out`; where they already hold a part of it, it goes on from there. `out`, `resume` and
+    `overwrite` may also be given by `flwr run --run-config`.
+    """
+    flwr = _flwr()
+    table = _table(config)
+    app = flwr.serverapp.ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Any, context: Any) -> None:
+        settings = context.run_config
+        folder = Path(str(settings.get("out", out)))
+        overwrite = bool(settings.get("overwrite", False))
+        resume = bool(settings.get("resume", True)) and not overwrite
+        serve(grid, experiment_from(table), out=folder, resume=resume, overwrite=overwrite, observer=observer)
+
+    return app
+
+
+class GridPost:
+    """A Flower grid as a post."""
+
+    def __init__(self, grid: Any) -> None:
+        self._grid = grid
+
+    def nodes(self) -> Iterable[int]:
+        """The nodes that are connected."""
+        return map(int, self._grid.get_node_ids())
+
+    def push(self, node: int, values: Mapping[str, Any], *, kind: str, round: int, seconds: float) -> str | None:
+        """Send a message of one record."""
+        from flwr.app import ConfigRecord, Message, RecordDict
+
+        content = RecordDict({_RECORD: ConfigRecord(dict(values))})
+        message = Message(content, dst_node_id=node, message_type=kind, ttl=seconds + 1, group_id=str(round))
+        # One at a time: a grid may leave out of its answer what it did not take, and the rest would be mistaken.
+        return next(iter(self._grid.push_messages([message])), None)
+
+    def pull(self, names: Iterable[str]) -> Iterable[Letter]:
+        """The replies that have come."""
+        for message in self._grid.pull_messages(list(names)):
+            about = message.metadata
+            if message.has_error():
+                yield Letter(about.reply_to_message_id, about.src_node_id, None, f"Flower says: {message.error.reason}")
+            else:
+                values = message.content[_RECORD] if _RECORD in message.content else {}
+                yield Letter(about.reply_to_message_id, about.src_node_id, values)
+
+
+def serve(
+    grid: Any,
+    experiment: Experiment,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+    stop: Event | None = None,
+) -> Run:
+    """Run an experiment whose clients are nodes of a grid. Every round is kept: on real machines, rounds are dear."""
+    deadline = experiment.deployment.deadline
+    floor = None
+    if out is not None:
+        floor = RunDirectory(out, experiment.name).checkpoints.floor
+    experiment.simulation.carrier = lambda simulation: Nodes(
+        GridPost(grid), simulation, deadline=deadline, floor=floor, stop=stop
+    )
+    return replace(experiment, checkpoint_every=1).run(
+        out=out, resume=resume, overwrite=overwrite, observer=observer
+    )
+
+
+def on_ray(
+    table: Table,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+    cpus: int = 2,
+) -> Run:
+    """Run on Flower's simulation: clients are actors of Ray, on this machine."""
+    # Ray lets its actors give way to everything else on the machine; here they are the work itself.
+    for name, value in {**QUIET, "RAY_worker_niceness": "0"}.items():
+        os.environ.setdefault(name, value)
+    flwr = _flwr()
+    experiment = experiment_from(table)  # what is wrong is said before Ray starts
+    stop, ended = Event(), []
+    app = flwr.serverapp.ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Any, context: Any) -> None:
+        try:
+            run: Any = serve(
+                grid, experiment, out=out, resume=resume, overwrite=overwrite, observer=observer, stop=stop
+            )
+        except BaseException as error:  # carried to the caller's thread, which raises it
+            run = error
+        ended.append(run)
+
+    logging.getLogger("flwr").setLevel(logging.DEBUG if os.environ.get("LACONIC_DEBUG") else logging.ERROR)
+    try:
+        flwr.simulation.run_simulation(
+            app,
+            client_app(table),
+            num_supernodes=experiment.simulation.clients.num_clients,
+            backend_config={
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                "init_args": {"num_cpus": cpus, "include_dashboard": False, "log_to_driver": False},
+            },
+        )
+    except KeyboardInterrupt:
+        stop.set()
+        raise
+    if not ended:
+        raise RunError("Flower's simulation ended before the run did; see its messages above.")
+    (result,) = ended
+    if isinstance(result, BaseException):
+        raise result
+    return result  # type: ignore[no-any-return]
+
+
+def _flwr() -> Any:
+    """Flower, or one sentence where it is not installed."""
+    try:
+        import flwr.app
+        import flwr.clientapp
+        import flwr.serverapp
+        import flwr.simulation
+    except ImportError as error:
+        raise ConfigError(f"this needs Flower ({error}); install it with: pip install 'laconic[flower]'.") from None
+    return flwr
+
+
+def _table(config: Path | str | Table) -> Table:
+    return read_table(Path(config)) if isinstance(config, Path | str) else config
+
+
+def _number(node: Mapping[str, Any], name: str) -> int:
+    value = node.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f'--node-config "{name}=…" must be the number of this node\'s client, got {value!r}.')
+    return value
