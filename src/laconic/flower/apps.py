@@ -11,13 +11,11 @@ from threading import Event
 from typing import Any
 
 from laconic.config import experiment_from, read_table
-from laconic.core import ConfigError, PayloadError, RunError
+from laconic.core import ConfigError, RunError
 from laconic.engine import Observer, Run, RunDirectory
 from laconic.experiment import Experiment
-from laconic.flower.messages import Call, Envelope
-from laconic.flower.node import Desk
+from laconic.flower.node import answer_values
 from laconic.flower.nodes import Letter, Nodes
-from laconic.flower.states import FolderEntries
 
 Table = Mapping[str, Mapping[str, Any]]
 _RECORD = "laconic"
@@ -41,25 +39,11 @@ def client_app(config: Path | str | Table, *, mods: Sequence[Any] = ()) -> Any:
     app = flwr.clientapp.ClientApp(mods=list(mods))
 
     def answer(message: Any, context: Any) -> Any:
-        node = context.node_config
-        desk = Desk(table, _number(node, "partition-id"), data=str(node.get("data", "")))
         record = context.state[_RECORD] if _RECORD in context.state else flwr.app.ConfigRecord()
-        try:
-            envelope = Envelope.of(message.content[_RECORD])
-            call, frames = envelope.open(Call), envelope.frames()
-        except (KeyError, PayloadError) as error:
-            raise RunError(f"a message that is not laconic's: {error}.") from None
-        entries: Any = record
-        if folder := str(node.get("state", "")):
-            if call.kind == "hello":
-                entries = {}
-            else:
-                name = f"{table['run'].get('name', 'run')}-{desk.fingerprint(call.clients)}"
-                entries = FolderEntries(Path(folder) / name / str(desk.client))
-        reply = desk.answer(call, frames, entries)
+        values = message.content[_RECORD] if _RECORD in message.content else {}
+        reply = answer_values(table, context.node_config, values, record)
         context.state[_RECORD] = record
-        content = flwr.app.RecordDict({_RECORD: flwr.app.ConfigRecord(reply._asdict())})
-        return flwr.app.Message(content, reply_to=message)
+        return flwr.app.Message(flwr.app.RecordDict({_RECORD: flwr.app.ConfigRecord(reply)}), reply_to=message)
 
     for kind in (app.query, app.train, app.evaluate):
         kind()(answer)
@@ -204,10 +188,3 @@ def _flwr() -> Any:
 
 def _table(config: Path | str | Table) -> Table:
     return read_table(Path(config)) if isinstance(config, Path | str) else config
-
-
-def _number(node: Mapping[str, Any], name: str) -> int:
-    value = node.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f'--node-config "{name}=…" must be the number of this node\'s client, got {value!r}.')
-    return value

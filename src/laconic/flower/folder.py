@@ -33,8 +33,8 @@ packages = ["."]
 publisher = "laconic"
 
 [tool.flwr.app.components]
-serverapp = "laconic_app:server"
-clientapp = "laconic_app:client"
+serverapp = "laconic_server:app"
+clientapp = "laconic_client:app"
 
 # What `flwr run --run-config` may change: where the run's folder is made (relative to where the SuperLink was
 # started), whether it goes on from its newest checkpoint, and whether it starts over.
@@ -44,17 +44,24 @@ resume = true
 overwrite = false
 ''')
 
-_APP = '''\
-"""The two halves of the run that run.toml describes. Modules of your own may lie beside this file."""
+_SERVER = '''\
+"""The server's half of the run that run.toml describes. Modules of your own may lie beside this file."""
 
 from pathlib import Path
 
-from laconic.flower import client_app, server_app
+from laconic.flower import server_app
 
-CONFIG = Path(__file__).with_name("run.toml")
+app = server_app(Path(__file__).with_name("run.toml"))
+'''
 
-client = client_app(CONFIG)
-server = server_app(CONFIG)
+_CLIENT = '''\
+"""The clients' half. `laconic_relay` keeps a process per node, so that torch is not imported for every message."""
+
+from pathlib import Path
+
+from laconic_relay import client_app
+
+app = client_app(Path(__file__).with_name("run.toml"))
 '''
 
 _ENV = Template('''\
@@ -131,7 +138,8 @@ def make_folder(folder: Path, config: Path, *, address: str = "127.0.0.1:8000", 
     files = {
         "pyproject.toml": _PYPROJECT.substitute(slug=re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")),
         ".gitignore": "# Not part of the app that goes to the nodes.\ncerts/\nhome/\nruns/\nstates/\n",
-        "laconic_app.py": _APP,
+        "laconic_server.py": _SERVER,
+        "laconic_client.py": _CLIENT,
         "run.toml": tomli_w.dumps({section: settings for section, settings in table.items() if settings}),
         "env.sh": _ENV.substitute(
             address=address, trust="insecure = true" if insecure else 'root-certificates = "$HERE/certs/ca.crt"'

@@ -9,16 +9,49 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, MutableMapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from laconic.config import Place, experiment_from
-from laconic.core import ClientInfo, PayloadError, Tree
+from laconic.config import Place, experiment_from, read_table
+from laconic.core import ClientInfo, ConfigError, PayloadError, Tree
 from laconic.engine.round import Agreement, receive, receive_whole, to_everyone
 from laconic.engine.simulate import Simulation, one_thread
 from laconic.engine.store import pack
 from laconic.engine.workers import LOST, Failure, JudgeClient, Station, Train
 from laconic.flower.messages import Answer, Call, Envelope
-from laconic.flower.states import Lost, States
+from laconic.flower.states import FolderEntries, Lost, States
+
+Table = Mapping[str, Mapping[str, Any]]
+
+
+def answer_values(
+    config: Path | Table, node: Mapping[str, Any], values: Mapping[str, Any], entries: MutableMapping[str, bytes]
+) -> dict[str, Any]:
+    """The answer to a message, as values of a record: what a `ClientApp` does, without Flower.
+
+    `node` is the node's configuration: which client it is (`partition-id`), and perhaps a source of its own data
+    (`data`) and a folder for its client's states (`state`), which otherwise lie in `entries`.
+    """
+    table = _read(config, config.stat().st_mtime_ns) if isinstance(config, Path) else config
+    desk = Desk(table, _client(node), data=str(node.get("data", "")))
+    envelope = Envelope.of(values)
+    call, frames = envelope.open(Call), envelope.frames()
+    if (folder := str(node.get("state", ""))) and call.kind != "hello":
+        name = f"{table['run'].get('name', 'run')}-{desk.fingerprint(call.clients)}"
+        entries = FolderEntries(Path(folder) / name / str(desk.client))
+    return desk.answer(call, frames, entries)._asdict()
+
+
+@lru_cache(maxsize=8)
+def _read(config: Path, changed: int) -> Table:
+    return read_table(config)
+
+
+def _client(node: Mapping[str, Any]) -> int:
+    value = node.get("partition-id")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f'--node-config "partition-id=…" must be the number of this node\'s client, got {value!r}.')
+    return value
 
 
 class Desk:
@@ -28,7 +61,7 @@ class Desk:
     federation of this one client: the server's source is then never asked.
     """
 
-    def __init__(self, table: Mapping[str, Mapping[str, Any]], client: int, *, data: str = "") -> None:
+    def __init__(self, table: Table, client: int, *, data: str = "") -> None:
         own = {**table, "data": {"source": data}} if data else table
         self._text = json.dumps(own, sort_keys=True)
         self._placed = ":" in str(own["data"].get("source", ""))
