@@ -1,9 +1,9 @@
 """The client half of a Flower app that leaves the work to a process that stays.
 
 Flower starts a new process for every message. Importing torch there, each time, costs more than a small client's whole
-turn. So the app that Flower starts imports nothing but Flower: it hands the message to a *resident* on the same machine,
-over a socket that only this user can open, and gives back the answer. The first message starts the resident; it ends
-with the SuperNode, or after ten idle minutes.
+turn. So the app that Flower starts imports nothing but Flower: it hands the message to a *resident* on the same
+machine, over a socket that only this user can open, and gives back the answer. The first message starts the resident;
+it ends with the SuperNode, after ten idle minutes, or when an app with other code comes.
 
 This is a package of its own because importing `laconic` is what is to be avoided.
 """
@@ -42,13 +42,13 @@ def client_app(config: Path, *, mods: Sequence[Any] = ()) -> Any:
     app = ClientApp(mods=list(mods))
 
     def answer(message: Any, context: Any) -> Any:
-        record = context.state[RECORD] if RECORD in context.state else ConfigRecord()
+        record: dict[str, bytes] = dict(context.state[RECORD]) if RECORD in context.state else {}
         values = dict(message.content[RECORD]) if RECORD in message.content else {}
         node = dict(context.node_config)
         if node.pop("resident", True):
-            reply, entries = _asked(config.resolve(), node, values, dict(record))
+            reply, entries = _asked(config.resolve(), node, values, record)
         else:
-            reply, entries = answered(config, node, values, dict(record))
+            reply, entries = answered(config, node, values, record)
         context.state[RECORD] = ConfigRecord(dict(entries))
         return Message(RecordDict({RECORD: ConfigRecord(dict(reply))}), reply_to=message)
 
@@ -101,13 +101,22 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 def _asked(
     config: Path, node: Mapping[str, Any], values: Mapping[str, Any], entries: Mapping[str, bytes]
-) -> tuple[dict[str, Any], dict[str, bytes]]:
+) -> tuple[Mapping[str, Any], dict[str, bytes]]:
     texts = {name: value for name, value in values.items() if isinstance(value, str)}
     blobs = {name: value for name, value in values.items() if isinstance(value, bytes)}
-    with closing(_connected(config)) as connection:
-        words = {"config": str(config), "node": node, "texts": texts, "blobs": list(blobs), "entries": list(entries)}
-        send(connection, words, [*blobs.values(), *entries.values()])
-        said, parts = receive(connection)
+    words = {
+        "config": str(config),
+        "code": _code(config.parent),
+        "node": node,
+        "texts": texts,
+        "blobs": list(blobs),
+        "entries": list(entries),
+    }
+    said: dict[str, Any] = {"moved": True}
+    while "moved" in said:  # that was the resident of an app with other code: the next one is ours
+        with closing(_connected()) as connection:
+            send(connection, words, [*blobs.values(), *entries.values()])
+            said, parts = receive(connection)
     if "error" in said:
         raise RuntimeError(said["error"])
     count = len(said["blobs"])
@@ -115,7 +124,15 @@ def _asked(
     return reply, dict(zip(said["entries"], parts[count:], strict=True))
 
 
-def _connected(config: Path) -> socket.socket:
+def _code(folder: Path) -> str:
+    """A digest of the app's code: settings may change without it."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _connected() -> socket.socket:
     """A connection to this node's resident, which is started where there is none."""
     # The process that started this one lives as long as the SuperNode; so does the resident.
     parent = os.getppid()
@@ -123,7 +140,7 @@ def _connected(config: Path) -> socket.socket:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
         raise PermissionError(f"{folder} can be opened by others; remove it.")
-    path = folder / f"{hashlib.sha256(str(config.parent).encode()).hexdigest()[:16]}.sock"
+    path = folder / "resident.sock"
     ends, started = time.monotonic() + _STARTING, None
     while True:
         connection = socket.socket(socket.AF_UNIX)

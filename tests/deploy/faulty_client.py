@@ -10,8 +10,8 @@ FAULTS = {1: "nan", 2: "model", 3: "cut", 4: "weight"}
 
 def dishonest(message, context, call_next):
     reply = call_next(message, context)
-    round = int(message.metadata.group_id or 0)
-    if context.node_config["partition-id"] != 2 or round not in FAULTS or not reply.content[RECORD]["payload"]:
+    fault = FAULTS.get(int(message.metadata.group_id or 0))
+    if context.node_config["partition-id"] != 2 or fault is None or not reply.content[RECORD]["payload"]:
         return reply
     from laconic.codecs.wire import HEADER_BYTES, Header, seal
 
@@ -19,7 +19,7 @@ def dishonest(message, context, call_next):
     _, _, direction, codec, number, client, fingerprint, weight, _ = struct.unpack_from("<4sBBHII8sIQ", frame)
     payload = bytearray(frame[HEADER_BYTES:])
     fields = {"direction": direction, "codec": codec, "round": number, "client": client}
-    match FAULTS[round]:
+    match fault:
         case "nan":
             payload[:4] = struct.pack("<f", float("nan"))
         case "model":
@@ -27,7 +27,7 @@ def dishonest(message, context, call_next):
         case "weight":
             weight = 4_000_000_000
     forged = seal(Header(**fields, fingerprint=fingerprint, weight=weight), bytes(payload))
-    if FAULTS[round] == "cut":
+    if fault == "cut":
         forged = forged[: len(forged) // 2]
     reply.content[RECORD]["payload"] = forged
     reply.content[RECORD]["lengths"] = str(len(forged))

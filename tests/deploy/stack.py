@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ class Stack:
     def submit(self, table: Mapping[str, Any]) -> None:
         """Start a run, or go on with it, and come back at once."""
         (self.app / "run.toml").write_text(tomli_w.dumps({k: v for k, v in table.items() if v}))
-        self.start("submit", str(self.app / "submit.sh"), "--run-config", f"out='{self.out}'")
+        self.start(f"submit-{len(self.processes)}", str(self.app / "submit.sh"), "--run-config", f"out='{self.out}'")
 
     def finished(self, name: str, seconds: float = PATIENCE) -> dict[str, Any]:
         """The summary of a run, when it is there."""
@@ -139,10 +140,8 @@ class Stack:
         """End a process and whatever it started."""
         process = self.processes.pop(name)
         for number in (signal.SIGCONT, signal.SIGKILL):
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
-            except ProcessLookupError:
-                pass
         process.wait(timeout=30)
 
     def serverapps(self) -> list[int]:
@@ -157,10 +156,8 @@ class Stack:
             process.terminate()
         ends = time.monotonic() + 10
         for process in self.processes.values():
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(0.1, ends - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                pass
         for name in list(self.processes):
             self.kill(name)
         left = [pid for session in sessions for pid in members(session)]

@@ -1,4 +1,4 @@
-"""The same TOML on the embedded engine, on Ray and on real machines; and what may go wrong there. `make deploy-test`."""
+"""The same TOML on the embedded engine, on Ray and on real machines, and what may go wrong: `make deploy-test`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.deploy.stack import PATIENCE, Stack, free_port, wait_for
+from tests.flower.conftest import METHODS, table_for
 
 from laconic.config import experiment_from
 from laconic.engine import Run
 from laconic.engine.workers import Failure, InProcess, Job, Train
-from tests.deploy.stack import PATIENCE, Stack, free_port, wait_for
-from tests.flower.conftest import METHODS, table_for
 
 pytestmark = [pytest.mark.slow]
 DEADLINE = 25.0
@@ -170,7 +170,7 @@ def test_a_payload_of_sixty_megabytes_passes(stack: Stack) -> None:
     table = deployed("fedavg", "large", rounds=1, deadline=500.0)
     table["run"] |= {"cohort": 1, "local_eval": False}
     table["model"] = {"name": "mlp", "hidden": [210_000]}
-    table["method"] |= {"steps": 1}
+    table["method"] |= {"local_steps": 1}
     stack.submit(table)
     summary = stack.finished("large", seconds=600)
     assert summary["bytes_up"] > 60_000_000

@@ -10,16 +10,24 @@ from typing import Any
 
 import pytest
 import tomli_w
+from tests.flower.conftest import table_for
 
 from laconic.config import experiment_from
-from tests.flower.conftest import table_for
 
 
 def on_ray(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The summary of `laconic run --engine flower-sim`: a process of its own, as users start it."""
     file = folder / "run.toml"
     file.write_text(tomli_w.dumps({k: v for k, v in table.items() if v}))
-    command = [sys.executable, "-m", "laconic", "run", str(file), "--engine", "flower-sim", "--out", str(folder)]
+    command = [
+        str(Path(sys.executable).with_name("laconic")),
+        "run",
+        str(file),
+        "--engine",
+        "flower-sim",
+        "--out",
+        str(folder),
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     return dict(json.loads((folder / table["run"]["name"] / "summary.json").read_text()))

@@ -234,7 +234,9 @@ class Federation:
         [0, 8, 0]
         """
         if self.num_clients != 1:
-            raise DataError(f"{self.name} has {self.num_clients} clients; only a single one can be placed among others.")
+            raise DataError(
+                f"{self.name} has {self.num_clients} clients; only a single one can be placed among others."
+            )
         if not 0 <= client < of:
             raise DataError(f"{self.name}: there is no client {client} among {of}; clients are 0 to {of - 1}.")
         none = np.empty(0, dtype=np.int64)

@@ -10,12 +10,15 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from rich.console import Console
+
 from laconic.config import experiment_from, read_table
 from laconic.core import ConfigError, RunError
 from laconic.engine import Observer, Run, RunDirectory
 from laconic.experiment import Experiment
 from laconic.flower.node import answer_values
 from laconic.flower.nodes import Letter, Nodes
+from laconic.progress import Display
 
 Table = Mapping[str, Mapping[str, Any]]
 _RECORD = "laconic"
@@ -25,7 +28,7 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""What Flower's processes should have in their environment: nothing is reported, fetched or installed behind one's back."""
+"""The environment that Flower's processes should have: nothing is reported, fetched or installed unasked."""
 
 
 def client_app(config: Path | str | Table, *, mods: Sequence[Any] = ()) -> Any:
@@ -40,7 +43,7 @@ def client_app(config: Path | str | Table, *, mods: Sequence[Any] = ()) -> Any:
 
     def answer(message: Any, context: Any) -> Any:
         record = context.state[_RECORD] if _RECORD in context.state else flwr.app.ConfigRecord()
-        values = message.content[_RECORD] if _RECORD in message.content else {}
+        values = message.content.get(_RECORD, {})
         reply = answer_values(table, context.node_config, values, record)
         context.state[_RECORD] = record
         return flwr.app.Message(flwr.app.RecordDict({_RECORD: flwr.app.ConfigRecord(reply)}), reply_to=message)
@@ -66,7 +69,8 @@ def server_app(config: Path | str | Table, *, out: Path | str = "runs", observer
         folder = Path(str(settings.get("out", out)))
         overwrite = bool(settings.get("overwrite", False))
         resume = bool(settings.get("resume", True)) and not overwrite
-        serve(grid, experiment_from(table), out=folder, resume=resume, overwrite=overwrite, observer=observer)
+        watching = observer or Display(Console(stderr=True))  # Flower sends it to whoever asked for the run's log
+        serve(grid, experiment_from(table), out=folder, resume=resume, overwrite=overwrite, observer=watching)
 
     return app
 
@@ -97,7 +101,7 @@ class GridPost:
             if message.has_error():
                 yield Letter(about.reply_to_message_id, about.src_node_id, None, f"Flower says: {message.error.reason}")
             else:
-                values = message.content[_RECORD] if _RECORD in message.content else {}
+                values = message.content.get(_RECORD, {})
                 yield Letter(about.reply_to_message_id, about.src_node_id, values)
 
 
@@ -109,6 +113,7 @@ def serve(
     resume: bool = False,
     overwrite: bool = False,
     observer: Observer | None = None,
+    transport: bool = True,
     stop: Event | None = None,
 ) -> Run:
     """Run an experiment whose clients are nodes of a grid. Every round is kept: on real machines, rounds are dear."""
@@ -117,11 +122,9 @@ def serve(
     if out is not None:
         floor = RunDirectory(out, experiment.name).checkpoints.floor
     experiment.simulation.carrier = lambda simulation: Nodes(
-        GridPost(grid), simulation, deadline=deadline, floor=floor, stop=stop
+        GridPost(grid), simulation, deadline=deadline, floor=floor, transport=transport, stop=stop
     )
-    return replace(experiment, checkpoint_every=1).run(
-        out=out, resume=resume, overwrite=overwrite, observer=observer
-    )
+    return replace(experiment, checkpoint_every=1).run(out=out, resume=resume, overwrite=overwrite, observer=observer)
 
 
 def on_ray(
@@ -146,13 +149,20 @@ def on_ray(
     def main(grid: Any, context: Any) -> None:
         try:
             run: Any = serve(
-                grid, experiment, out=out, resume=resume, overwrite=overwrite, observer=observer, stop=stop
+                grid,
+                experiment,
+                out=out,
+                resume=resume,
+                overwrite=overwrite,
+                observer=observer,
+                transport=False,
+                stop=stop,
             )
         except BaseException as error:  # carried to the caller's thread, which raises it
             run = error
         ended.append(run)
 
-    logging.getLogger("flwr").setLevel(logging.DEBUG if os.environ.get("LACONIC_DEBUG") else logging.ERROR)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     try:
         flwr.simulation.run_simulation(
             app,

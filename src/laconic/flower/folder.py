@@ -14,7 +14,7 @@ from laconic.engine.files import cannot_write, write_atomically
 
 _ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5})")
 
-_PYPROJECT = Template('''\
+_PYPROJECT = Template("""\
 [build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -42,7 +42,7 @@ clientapp = "laconic_client:app"
 out = "runs"
 resume = true
 overwrite = false
-''')
+""")
 
 _SERVER = '''\
 """The server's half of the run that run.toml describes. Modules of your own may lie beside this file."""
@@ -64,8 +64,8 @@ from laconic_relay import client_app
 app = client_app(Path(__file__).with_name("run.toml"))
 '''
 
-_ENV = Template('''\
-# Read by the other scripts. Nothing is reported, fetched or installed behind your back, and Flower's own files lie here.
+_ENV = Template("""\
+# Read by the other scripts. Nothing is reported, fetched or installed unasked, and Flower's own files lie here.
 HERE=$$(cd "$$(dirname "$$0")" && pwd)
 ADDRESS=$${LACONIC_SUPERLINK:-$address}
 export FLWR_HOME=$${FLWR_HOME:-$$HERE/home}
@@ -82,17 +82,17 @@ default = "laconic"
 address = "$$ADDRESS"
 $trust
 END
-''')
+""")
 
-_SUPERLINK = Template('''\
+_SUPERLINK = Template("""\
 #!/bin/sh
 # Start the server's end. Extra arguments go to flower-superlink.
 set -eu
 . "$$(dirname "$$0")/env.sh"
 ${warning}exec flower-superlink --host "$${LACONIC_BIND:-$bind}" --port "$${ADDRESS##*:}" $options "$$@"
-''')
+""")
 
-_SUPERNODE = Template('''\
+_SUPERNODE = Template("""\
 #!/bin/sh
 # Start a node: supernode.sh CLIENT [arguments of flower-supernode]. CLIENT is a number from 0 to $last.
 # LACONIC_DATA_SOURCE="module:function" gives the client's data; without it they are those of [data] in run.toml.
@@ -101,10 +101,11 @@ set -eu
 CLIENT=$$1; shift
 CONFIG="partition-id=$$CLIENT num-partitions=$clients state=\\"$${LACONIC_STATE:-$$HERE/states}\\""
 [ -z "$${LACONIC_DATA_SOURCE:-}" ] || CONFIG="$$CONFIG data=\\"$$LACONIC_DATA_SOURCE\\""
-${warning}exec flower-supernode --superlink "$$ADDRESS" --port "$${LACONIC_NODE_PORT:-$$((9094 + CLIENT))}" --node-config "$$CONFIG" $options "$$@"
-''')
+PORT=$${LACONIC_NODE_PORT:-$$((9094 + CLIENT))}
+${warning}exec flower-supernode --superlink "$$ADDRESS" --port "$$PORT" --node-config "$$CONFIG" $options "$$@"
+""")
 
-_REGISTER = '''\
+_REGISTER = """\
 #!/bin/sh
 # Tell the SuperLink which nodes may take part: the public keys in certs/.
 set -eu
@@ -112,15 +113,15 @@ set -eu
 for key in "$HERE"/certs/node-*.pub; do
     flwr supernode register "$key" laconic
 done
-'''
+"""
 
-_SUBMIT = '''\
+_SUBMIT = """\
 #!/bin/sh
 # Start the run, or go on with it where it was left. Extra arguments go to `flwr run`.
 set -eu
 . "$(dirname "$0")/env.sh"
 exec flwr run "$HERE" laconic --stream "$@"
-'''
+"""
 
 _WARNING = 'echo "WARNING: --insecure: no encryption, and any node is admitted. Not for data that matters." >&2\n'
 
@@ -158,8 +159,7 @@ def make_folder(folder: Path, config: Path, *, address: str = "127.0.0.1:8000", 
             last=clients - 1,
             options="--insecure"
             if insecure
-            else '--root-certificates "$HERE/certs/ca.crt" '
-            '--auth-supernode-private-key "$HERE/certs/node-$CLIENT.key"',
+            else '--root-certificates "$HERE/certs/ca.crt" --auth-supernode-private-key "$HERE/certs/node-$CLIENT.key"',
         ),
         **({} if insecure else {"register.sh": _REGISTER}),
         "submit.sh": _SUBMIT,

@@ -85,7 +85,9 @@ class Envelope(NamedTuple):
     @classmethod
     def around(cls, words: _Words, frames: Sequence[bytes] = ()) -> Envelope:
         """An envelope around words and frames."""
-        return cls(words.model_dump_json(exclude_defaults=True), " ".join(str(len(f)) for f in frames), b"".join(frames))
+        return cls(
+            words.model_dump_json(exclude_defaults=True), " ".join(str(len(f)) for f in frames), b"".join(frames)
+        )
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Envelope:

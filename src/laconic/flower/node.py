@@ -134,11 +134,11 @@ def _caught_up(agreement: Agreement, call: Call, frames: Sequence[bytes], states
         return receive(agreement, frames[0], everyone)
     if call.after is None:
         return receive_whole(agreement, frames[0], everyone)
-    round, held = states.held() or (0, agreement.first_known())
-    if not call.after <= round <= call.round:
+    at, held = states.held() or (0, agreement.first_known())
+    if not call.after <= at <= call.round:
         raise Lost(f"what clients hold after round {call.after} is not here")
     for number, frame in enumerate(frames, start=call.after + 1):
-        if number > round:  # an answer that came too late had its frames already
+        if number > at:  # an answer that came too late had its frames already
             held = receive(agreement, frame, to_everyone(number), held)
     return held
 

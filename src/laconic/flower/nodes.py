@@ -16,6 +16,7 @@ from threading import Event
 from typing import Any, NamedTuple, Protocol
 
 from laconic.core import ConfigError, PayloadError
+from laconic.engine.downlink import Downlink
 from laconic.engine.round import Score, send, send_whole, to_everyone
 from laconic.engine.simulate import Simulation
 from laconic.engine.store import unpack
@@ -91,8 +92,9 @@ class _Batch:
 class Nodes:
     """A pool whose stations are nodes on other machines.
 
-    `deadline` seconds after a batch of jobs began, whoever has not answered is given up. `floor` says before which round
-    no checkpoint will go back. `stop`, once set, interrupts the run.
+    `deadline` seconds after a batch of jobs began, whoever has not answered is given up. `floor` says before which
+    round no checkpoint will go back. `transport` tells whether messages cross a network, whose bytes are estimated.
+    `stop`, once set, interrupts the run.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Nodes:
         *,
         deadline: float,
         floor: Callable[[], int] | None = None,
+        transport: bool = True,
         stop: Event | None = None,
     ) -> None:
         schedule = simulation.schedule
@@ -111,6 +114,7 @@ class Nodes:
         self._post, self._simulation, self._deadline = post, simulation, deadline
         self._floor = floor or (lambda: max(0, simulation.state.round - 1))
         self._stop = stop or Event()
+        self._transport = transport
         self._here = InProcess(simulation.agreement, simulation.clients)
         self._shared: dict[str, bytes] = {}
         self._frames: dict[int, bytes] = {}
@@ -165,8 +169,10 @@ class Nodes:
     def figures(self) -> dict[str, Any]:
         """The round's transport: the payloads and, estimated, what Flower puts around them."""
         traffic, self._traffic = self._traffic, _Traffic()
-        figures = {"transport_bytes_up": traffic.up, "transport_bytes_down": traffic.down, "late": traffic.late}
-        return figures | ({"evaluation_bytes_down": traffic.judging} if traffic.judging else {})
+        figures = {"late": traffic.late, "evaluation_bytes_down": traffic.judging}
+        if self._transport:
+            figures |= {"transport_bytes_up": traffic.up, "transport_bytes_down": traffic.down}
+        return {name: value for name, value in figures.items() if value}
 
     def close(self) -> None:
         """Nodes go on without us."""
@@ -244,19 +250,19 @@ class Nodes:
 
     def _train(self, job: Train) -> tuple[Call, list[bytes]]:
         """A turn's words and frames: those that the client lacks, or the whole."""
-        simulation, down, round = self._simulation, self._simulation.state.downlink, job.client.round
+        simulation, down, number = self._simulation, self._simulation.state.downlink, job.client.round
         after, frames = None, [self._shared["frame"] if job.frame is None else job.frame]
         if down is not None:
             (after,) = down.since(len(frames[0]), [job.client.id])
             if after is None:
-                frames = [self._whole(round)]
+                frames = [self._whole(down, number)]
             else:
-                frames = [self._frames[number] for number in range(after + 1, round + 1)]
+                frames = [self._frames[missed] for missed in range(after + 1, number + 1)]
         words = Call(
             kind="train",
             client=job.client.id,
             clients=simulation.clients.num_clients,
-            round=round,
+            round=number,
             judge=job.judge,
             personal=job.personal.decode(),
             codec=job.codec_state.decode(),
@@ -265,16 +271,14 @@ class Nodes:
         )
         return words, frames
 
-    def _whole(self, round: int) -> bytes:
+    def _whole(self, down: Downlink, round: int) -> bytes:
         """The frame for those that missed too much, made once a round."""
         name = f"whole-{round}"
         if name not in self._shared:
             for old in [key for key in self._shared if key.startswith("whole-")]:
                 del self._shared[old]
-            state = self._simulation.state
-            assert state.downlink is not None
             agreement, everyone = self._simulation.agreement, to_everyone(round)
-            held = send(agreement, state.server, everyone, state.downlink.known)[1]
+            held = send(agreement, self._simulation.state.server, everyone, down.known)[1]
             self._shared[name] = send_whole(agreement, held, everyone)
         return self._shared[name]
 
@@ -359,7 +363,9 @@ class Nodes:
         expected = {"loss", *self._simulation.method.task.metrics}
         if answer.sums.keys() != expected or answer.examples > self._simulation.agreement.max_examples:
             raise PayloadError("envelope", f"a score of {sorted(answer.sums)} over {answer.examples} examples")
-        return Score(answer.examples, {name: answer.sums[name] for name in ("loss", *self._simulation.method.task.metrics)})
+        return Score(
+            answer.examples, {name: answer.sums[name] for name in ("loss", *self._simulation.method.task.metrics)}
+        )
 
     def _give_up(self, batch: _Batch) -> None:
         """The deadline: whoever still works is left out, and what it sends later is refused."""

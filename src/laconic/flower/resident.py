@@ -20,22 +20,26 @@ def stay(path: Path, parent: int) -> None:
     """Answer calls until the SuperNode's process is gone, or nobody has called for a while."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-        try:
-            listener.listen(1)
-            last = time.monotonic()
-            while _alive(parent) and time.monotonic() - last < _IDLE:
-                if select.select([listener], [], [], _LOOK)[0]:
-                    connection, _ = listener.accept()
-                    with connection:
-                        _serve(connection)
-                    last = time.monotonic()
-        finally:
-            path.unlink(missing_ok=True)
+        listener.listen(1)
+        last, code = time.monotonic(), ""
+        while _alive(parent) and time.monotonic() - last < _IDLE:
+            if select.select([listener], [], [], _LOOK)[0]:
+                connection, _ = listener.accept()
+                with connection:
+                    code = _serve(connection, code, path)
+                last = time.monotonic()
+        path.unlink(missing_ok=True)
 
 
-def _serve(connection: socket.socket) -> None:
+def _serve(connection: socket.socket, code: str, path: Path) -> str:
+    """Answer a call; gives the code of the app that this process has imported."""
     try:
         words, parts = receive(connection)
+        if code and words["code"] != code:
+            path.unlink(missing_ok=True)  # before the word: the next call finds nobody, and starts another
+            send(connection, {"moved": True}, [])
+            sys.exit()
+        code = words["code"]
         count = len(words["blobs"])
         values = {**words["texts"], **dict(zip(words["blobs"], parts[:count], strict=True))}
         entries = dict(zip(words["entries"], parts[count:], strict=True))
@@ -46,13 +50,14 @@ def _serve(connection: socket.socket) -> None:
             reply = answer_values(config, words["node"], values, entries)
         except Exception as error:  # the caller raises it, and Flower reports it
             send(connection, {"error": f"{type(error).__name__}: {error}"}, [])
-            return
+            return code
         texts = {name: value for name, value in reply.items() if isinstance(value, str)}
         blobs = {name: value for name, value in reply.items() if isinstance(value, bytes)}
         said = {"texts": texts, "blobs": list(blobs), "entries": list(entries)}
         send(connection, said, [*blobs.values(), *entries.values()])
     except (ConnectionError, BrokenPipeError):
         pass  # the caller was ended while it waited
+    return code
 
 
 def _alive(process: int) -> bool:

@@ -99,10 +99,10 @@ class States:
     def prune(self, kind: str, *, floor: int, meant: str) -> None:
         """Let go of what counted before round `floor`, but not of what counted in it, nor of what is meant."""
         names = self._of(kind)
-        rounds = [int(name.split(".")[0]) for name in names]
-        counted = max((round for round in rounds if round <= floor), default=0)
-        for name, round in zip(names, rounds, strict=True):
-            if round < counted and name != meant:
+        made = {name: int(name.split(".")[0]) for name in names}
+        counted = max((number for number in made.values() if number <= floor), default=0)
+        for name in names:
+            if made[name] < counted and name != meant:
                 del self._entries[f"{kind}.{name}"]
 
     def _of(self, kind: str) -> list[str]:
