@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.deploy.stack import Stack, wait_for
 
-BARE = '''
+BARE = """
 import json, time
 from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -63,7 +63,7 @@ def main(grid, context):
         state = {name: sum(r[name] for r in replies) / len(replies) for name in state}
         seconds.append(time.perf_counter() - began)
     Path(context.run_config["out"]).write_text(json.dumps(seconds))
-'''
+"""
 
 
 def table(name: str, rounds: int) -> dict[str, Any]:
@@ -169,9 +169,13 @@ def main() -> int:
                 counting.close()
     first, second = statistics.median(theirs[1:]), statistics.median(mine[1:])
     ratio = second / first
-    print(f"seconds per round (median of {options.rounds - 1}): Flower alone {first:.2f}, laconic on Flower {second:.2f}")
+    print(
+        f"seconds per round (median of {options.rounds - 1}): Flower alone {first:.2f}, laconic on Flower {second:.2f}"
+    )
     print(f"all: Flower alone {[round(s, 2) for s in theirs]}, laconic on Flower {[round(s, 2) for s in mine]}")
-    print(f"{'PASS' if ratio <= 1.05 and not left else 'FAIL'}: ratio {ratio:.3f} (at most 1.05), processes left {left}")
+    print(
+        f"{'PASS' if ratio <= 1.05 and not left else 'FAIL'}: ratio {ratio:.3f} (at most 1.05), processes left {left}"
+    )
     return 0 if ratio <= 1.05 and not left else 1
 
 

@@ -46,8 +46,10 @@ class Deployment:
     deadline: float = 600.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.deadline <= 1e6:
-            raise ConfigError(f"deploy.deadline must be 1 to a million seconds, got {self.deadline}.")
+        if not 0 < self.deadline <= 1e6:
+            raise ConfigError(
+                f"deploy.deadline must be more than 0 and at most a million seconds, got {self.deadline}."
+            )
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def send(connection: socket.socket, words: Mapping[str, Any], parts: Sequence[by
     """Words and some bytes."""
     head = json.dumps({**words, "parts": [len(part) for part in parts]}).encode()
     connection.sendall(_LENGTHS.pack(len(head), sum(map(len, parts))) + head)
-    for part in parts:
+    for part in filter(None, parts):  # who has all that was announced may hang up: nothing empty may follow
         connection.sendall(part)
 
 

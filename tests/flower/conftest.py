@@ -9,9 +9,10 @@ from typing import Any
 
 from laconic.config import experiment_from
 from laconic.engine import Run
+from laconic.flower.apps import serve
 from laconic.flower.messages import Call, Envelope
 from laconic.flower.node import Desk
-from laconic.flower.nodes import Letter, Nodes
+from laconic.flower.nodes import Letter
 
 Table = dict[str, dict[str, Any]]
 
@@ -78,12 +79,5 @@ class Village:
                     yield Letter(name, node, changed._asdict())
 
     def run(self, *, deadline: float = 5.0, **options: Any) -> Run:
-        experiment = experiment_from(self.table)
-        out = options.get("out")
-        floor = None
-        if out is not None:
-            from laconic.engine import RunDirectory
-
-            floor = RunDirectory(out, experiment.name).checkpoints.floor
-        experiment.simulation.carrier = lambda simulation: Nodes(self, simulation, deadline=deadline, floor=floor)
-        return experiment.run(**options)
+        table = {**self.table, "deploy": {"deadline": deadline}}
+        return serve(self, experiment_from(table), **options)

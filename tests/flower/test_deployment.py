@@ -25,7 +25,9 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_a_folder_has_all_that_is_needed(config: Path, tmp_path: Path) -> None:
-    made = {path.name: path.read_text() for path in make_folder(tmp_path / "app", config, address="fl.example.org:9000")}
+    made = {
+        path.name: path.read_text() for path in make_folder(tmp_path / "app", config, address="fl.example.org:9000")
+    }
     assert set(made) == {
         *("pyproject.toml", ".gitignore", "laconic_server.py", "laconic_client.py", "run.toml", "env.sh"),
         *("superlink.sh", "supernode.sh", "register.sh", "submit.sh"),

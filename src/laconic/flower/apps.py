@@ -17,7 +17,7 @@ from laconic.core import ConfigError, RunError
 from laconic.engine import Observer, Run, RunDirectory
 from laconic.experiment import Experiment
 from laconic.flower.node import answer_values
-from laconic.flower.nodes import Letter, Nodes
+from laconic.flower.nodes import Letter, Nodes, Post
 from laconic.progress import Display
 
 Table = Mapping[str, Mapping[str, Any]]
@@ -70,7 +70,8 @@ def server_app(config: Path | str | Table, *, out: Path | str = "runs", observer
         overwrite = bool(settings.get("overwrite", False))
         resume = bool(settings.get("resume", True)) and not overwrite
         watching = observer or Display(Console(stderr=True))  # Flower sends it to whoever asked for the run's log
-        serve(grid, experiment_from(table), out=folder, resume=resume, overwrite=overwrite, observer=watching)
+        post = GridPost(grid)
+        serve(post, experiment_from(table), out=folder, resume=resume, overwrite=overwrite, observer=watching)
 
     return app
 
@@ -106,7 +107,7 @@ class GridPost:
 
 
 def serve(
-    grid: Any,
+    post: Post,
     experiment: Experiment,
     *,
     out: Path | None = None,
@@ -116,13 +117,13 @@ def serve(
     transport: bool = True,
     stop: Event | None = None,
 ) -> Run:
-    """Run an experiment whose clients are nodes of a grid. Every round is kept: on real machines, rounds are dear."""
+    """Run an experiment whose clients are nodes. Every round is kept: on real machines, rounds are dear."""
     deadline = experiment.deployment.deadline
     floor = None
     if out is not None:
         floor = RunDirectory(out, experiment.name).checkpoints.floor
     experiment.simulation.carrier = lambda simulation: Nodes(
-        GridPost(grid), simulation, deadline=deadline, floor=floor, transport=transport, stop=stop
+        post, simulation, deadline=deadline, floor=floor, transport=transport, stop=stop
     )
     return replace(experiment, checkpoint_every=1).run(out=out, resume=resume, overwrite=overwrite, observer=observer)
 
@@ -149,7 +150,7 @@ def on_ray(
     def main(grid: Any, context: Any) -> None:
         try:
             run: Any = serve(
-                grid,
+                GridPost(grid),
                 experiment,
                 out=out,
                 resume=resume,

@@ -134,7 +134,8 @@ def _caught_up(agreement: Agreement, call: Call, frames: Sequence[bytes], states
         return receive(agreement, frames[0], everyone)
     if call.after is None:
         return receive_whole(agreement, frames[0], everyone)
-    at, held = states.held() or (0, agreement.first_known())
+    # From the very first frame on, nothing that is kept is needed, not even what a run before this one left.
+    at, held = (states.held() if call.after else None) or (0, agreement.first_known())
     if not call.after <= at <= call.round:
         raise Lost(f"what clients hold after round {call.after} is not here")
     for number, frame in enumerate(frames, start=call.after + 1):

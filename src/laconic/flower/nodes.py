@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, NamedTuple, Protocol
@@ -148,9 +148,14 @@ class Nodes:
         if not isinstance(first, Train | JudgeClient):
             yield from self._here.map(jobs, count=count)
             return
-        ends = time.monotonic() + self._deadline
         asked = [job for job in jobs if isinstance(job, Train | JudgeClient)]
-        self._gather([job.client.id for job in asked], ends)
+        if not self._gathered:  # the clock of the first round does not run while nodes are being started
+            everyone = range(self._simulation.clients.num_clients)
+            self._gather(everyone, needed=len(everyone), ends=time.monotonic() + self._deadline)
+            self._gathered = True
+        ends = time.monotonic() + self._deadline
+        needed = min(self._simulation.schedule.min_replies, len(asked))
+        self._gather([job.client.id for job in asked], needed=needed, ends=ends)
         batch = _Batch()
         for number, job in enumerate(asked):
             self._ask(batch, number, job, ends)
@@ -179,11 +184,8 @@ class Nodes:
 
     # --- who is there ------------------------------------------------------------------------------------------------
 
-    def _gather(self, clients: list[int], ends: float) -> None:
-        """Wait for nodes: for all clients when the run begins, later for as many as a round needs."""
-        needed = min(self._simulation.schedule.min_replies, len(clients))
-        if not self._gathered:
-            needed, clients = self._simulation.clients.num_clients, list(range(self._simulation.clients.num_clients))
+    def _gather(self, clients: Sequence[int], *, needed: int, ends: float) -> None:
+        """Wait until so many of these clients have a node: all when the run begins, later as many as a round needs."""
         looked = -_LOOK
         while True:
             if time.monotonic() - looked >= _LOOK:
@@ -191,7 +193,6 @@ class Nodes:
                 looked = time.monotonic()
             self._collect(_Batch())
             if sum(client in self._node_of for client in clients) >= needed or time.monotonic() >= ends:
-                self._gathered = True
                 return
             self._sleep(0.2)
 
@@ -215,6 +216,7 @@ class Nodes:
             client = self._opened(letter, asked)[0].client
         except PayloadError as error:
             log.warning("a node does not say who it is: %s", error)
+            self._met.pop(asked.node, None)  # it is asked again when we look the next time
             return
         if client >= self._simulation.clients.num_clients:
             log.warning("a node says it is client %d, but there are %d", client, self._simulation.clients.num_clients)
