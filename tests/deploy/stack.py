@@ -99,6 +99,19 @@ class Stack:
             **environment,
         )
 
+    def come_back(self, client: int) -> None:
+        """Start a node that was killed: it is let in when the SuperLink has given up its heartbeat, within a minute."""
+        name = f"node-{client}"
+        before = self.log(name).count("SuperNode ID")
+
+        def there() -> bool:
+            if name not in self.processes or self.processes[name].poll() is not None:
+                self.node(client)
+                time.sleep(5)
+            return self.log(name).count("SuperNode ID") > before
+
+        wait_for(f"the return of {name}", there)
+
     def _listens(self) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
