@@ -55,9 +55,9 @@ def test_mistakes_leave_nothing_behind(config: Path, tmp_path: Path) -> None:
 
 
 def test_the_ready_folder_is_what_init_writes(tmp_path: Path) -> None:
-    """`laconic deploy init deploy/flower --config examples/digits.toml`"""
+    """`laconic deploy init deploy/flower --config examples/deploy.toml`"""
     ready = ROOT / "deploy" / "flower"
-    for path in make_folder(tmp_path / "app", ROOT / "examples" / "digits.toml"):
+    for path in make_folder(tmp_path / "app", ROOT / "examples" / "deploy.toml"):
         assert (ready / path.name).read_text() == path.read_text(), f"{path.name} is out of date"
 
 
