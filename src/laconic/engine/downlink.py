@@ -13,6 +13,7 @@ is charged the frames that it missed, or the whole in float32 (header and four b
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -53,6 +54,10 @@ class Downlink:
         """
         whole, total = self._whole(), self.sent[-1] + frame_bytes
         return [whole if at is None else total - self.sent[at] for at in self.since(frame_bytes, clients)]
+
+    def reach(self) -> int:
+        """The round up to which frames will never be asked for again: from there on, the whole is shorter."""
+        return max(self.oldest, bisect_left(self.sent, self.sent[-1] - self._whole()))
 
     def _whole(self) -> int:
         return HEADER_BYTES + 4 * num_values(spec_of(self.known))

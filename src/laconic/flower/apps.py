@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread, main_thread
 from typing import Any
 
 from rich.console import Console
@@ -164,7 +166,7 @@ def on_ray(
         ended.append(run)
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    try:
+    with _stopping(stop):
         flwr.simulation.run_simulation(
             app,
             client_app(table),
@@ -174,15 +176,26 @@ def on_ray(
                 "init_args": {"num_cpus": cpus, "include_dashboard": False, "log_to_driver": False},
             },
         )
-    except KeyboardInterrupt:
-        stop.set()
-        raise
     if not ended:
         raise RunError("Flower's simulation ended before the run did; see its messages above.")
     (result,) = ended
     if isinstance(result, BaseException):
         raise result
     return result  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _stopping(stop: Event) -> Iterator[None]:
+    """Let Ctrl-C stop the run between two looks for replies: raised in Flower's own loop, it would wait forever."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _flwr() -> Any:

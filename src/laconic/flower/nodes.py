@@ -135,8 +135,10 @@ class Nodes:
         """Keep what the round's messages will be made of."""
         self._shared.update(values)
         self._here.share(**values)
-        if "frame" in values and self._simulation.agreement.builds_on_known:
+        down = self._simulation.state.downlink
+        if "frame" in values and down is not None:
             self._frames[int.from_bytes(self._shared["round"], "little")] = values["frame"]
+            self._frames = {number: frame for number, frame in self._frames.items() if number > down.reach()}
 
     def map(self, jobs: Iterable[Job], *, count: int) -> Iterator[Any]:
         """Results in the order of the jobs; a `Failure` for whoever is not there or does not answer in time."""
