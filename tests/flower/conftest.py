@@ -25,6 +25,13 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 """The five that must come out the same on every engine, bit for bit."""
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "feddrop": {"method": {"name": "feddrop"}},  # a broadcast of its own for every client
+    "vardrop": {"method": {"name": "vardrop"}},  # clients that march in step
+    "mtl": {"method": {"name": "mtl"}},  # a model for every client, before its first turn too
+}
+"""What takes other ways through the engine."""
+
 
 def table_for(name: str, *, rounds: int = 3, clients: int = 3, cohort: int | None = None, **run: Any) -> Table:
     """A small run on the digits."""
@@ -34,7 +41,7 @@ def table_for(name: str, *, rounds: int = 3, clients: int = 3, cohort: int | Non
         "model": {"name": "mlp", "hidden": [16]},
         "link": {},
     }
-    return {**table, **json.loads(json.dumps(METHODS[name]))}
+    return {**table, **json.loads(json.dumps({**METHODS, **OTHERS}[name]))}
 
 
 @dataclass
