@@ -5,6 +5,7 @@ set -eu
 . "$(dirname "$0")/env.sh"
 CLIENT=$1; shift
 CONFIG="partition-id=$CLIENT num-partitions=3 state=\"${LACONIC_STATE:-$HERE/states}\""
+CONFIG="$CONFIG resident=${LACONIC_RESIDENT:-true}"
 [ -z "${LACONIC_DATA_SOURCE:-}" ] || CONFIG="$CONFIG data=\"$LACONIC_DATA_SOURCE\""
 PORT=${LACONIC_NODE_PORT:-$((9094 + CLIENT))}
 exec flower-supernode --superlink "$ADDRESS" --port "$PORT" --node-config "$CONFIG" --root-certificates "$HERE/certs/ca.crt" --auth-supernode-private-key "$HERE/certs/node-$CLIENT.key" "$@"

@@ -100,6 +100,7 @@ set -eu
 . "$$(dirname "$$0")/env.sh"
 CLIENT=$$1; shift
 CONFIG="partition-id=$$CLIENT num-partitions=$clients state=\\"$${LACONIC_STATE:-$$HERE/states}\\""
+CONFIG="$$CONFIG resident=$${LACONIC_RESIDENT:-true}"
 [ -z "$${LACONIC_DATA_SOURCE:-}" ] || CONFIG="$$CONFIG data=\\"$$LACONIC_DATA_SOURCE\\""
 PORT=$${LACONIC_NODE_PORT:-$$((9094 + CLIENT))}
 ${warning}exec flower-supernode --superlink "$$ADDRESS" --port "$$PORT" --node-config "$$CONFIG" $options "$$@"
