@@ -9,13 +9,18 @@ import logging
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from laconic.engine import Run
 
 app = typer.Typer(
     add_completion=False,
@@ -36,6 +41,13 @@ class Catalogue(StrEnum):
     datasets = "datasets"
     partitions = "partitions"
     codecs = "codecs"
+
+
+class Engine(StrEnum):
+    """What runs a run on this machine."""
+
+    embedded = "embedded"
+    flower_sim = "flower-sim"
 
 
 class ExportFormat(StrEnum):
@@ -87,6 +99,9 @@ def run(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write the figures for TensorBoard too, in the run's folder.")
     ] = False,
+    engine: Annotated[
+        Engine, typer.Option(help="Worker processes of ours, or Flower's simulation on Ray (extra flower).")
+    ] = Engine.embedded,
     quiet: Annotated[bool, typer.Option(help="Print nothing but errors.")] = False,
 ) -> None:
     """Run a federated training."""
@@ -101,15 +116,21 @@ def run(
         overrides.append(f"run.workers={workers}")
     if new_device:
         overrides.append("new_device.enabled=true")
-    experiment = experiment_from(read_table(file, overrides))
+    settings = read_table(file, overrides)
+    if engine is Engine.flower_sim:
+        from laconic.flower import on_ray
+
+        start: Callable[..., Run] = partial(on_ray, settings)
+    else:
+        start = experiment_from(settings).run
     console = Console(stderr=True, quiet=quiet)
     display = Display(console)
     observer: Observer = display
     if tensorboard:
-        observer = Each(display, TensorBoard(out / experiment.name / "tensorboard"))
+        observer = Each(display, TensorBoard(out / settings["run"].get("name", "run") / "tensorboard"))
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        result = experiment.run(out=out, resume=resume, overwrite=overwrite, observer=observer)
+        result = start(out=out, resume=resume, overwrite=overwrite, observer=observer)
     except KeyboardInterrupt:
         display.close()
         typer.echo(f"interrupted; go on with: {_again('--resume')}", err=True)
@@ -414,6 +435,67 @@ def reproduce_(
     if result.record["figure"] not in ("none", "figure.svg"):
         typer.echo(f"figure {result.record['figure']}", err=True)
     typer.echo(f"files  {result.folder}")
+
+
+deploy = typer.Typer(no_args_is_help=True, help="A run on real machines, by way of Flower.")
+app.add_typer(deploy, name="deploy")
+
+
+@deploy.command("init")
+def deploy_init(
+    folder: Annotated[Path, typer.Argument(help="The folder to make.", show_default=False)],
+    config: Annotated[Path, typer.Option(help="The run as a TOML file.", show_default=False)],
+    address: Annotated[str, typer.Option(help="HOST:PORT by which nodes reach the SuperLink.")] = "127.0.0.1:8000",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS, and any node is admitted. For trials only.")
+    ] = False,
+) -> None:
+    """Write the folder of a Flower app for a TOML file, with the scripts that start it."""
+    from laconic.flower.folder import make_folder
+
+    for path in make_folder(folder, config, address=address, insecure=insecure):
+        typer.echo(str(path))
+    if insecure:
+        typer.echo("warning: --insecure: no encryption, and any node is admitted; not for data that matters.", err=True)
+    else:
+        typer.echo(f"next: laconic deploy certs {folder}", err=True)
+
+
+@deploy.command("certs")
+def deploy_certs(
+    folder: Annotated[Path, typer.Argument(help="The folder of an app.", show_default=False)],
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name or address of the SuperLink; may be given more than once.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Keys to make.", show_default="one per client", min=1)] = None,
+    days: Annotated[int, typer.Option(help="How long the certificates are valid.", min=1)] = 365,
+) -> None:
+    """Make a test authority, the server's certificate, and a key for every node."""
+    from laconic.config import experiment_from, read_table
+    from laconic.flower.certs import make_certs
+
+    count = nodes or experiment_from(read_table(folder / "run.toml")).simulation.clients.num_clients
+    for path in make_certs(folder / "certs", hosts=host or ["127.0.0.1", "localhost"], nodes=count, days=days):
+        typer.echo(str(path))
+
+
+@app.command()
+def doctor(
+    folder: Annotated[
+        Path | None, typer.Argument(help="The folder of an app, to look at too.", show_default=False)
+    ] = None,
+) -> None:
+    """Say what is missing on this machine: extras, versions, ports, certificates."""
+    from laconic.flower.doctor import examine
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    marks = {True: "ok", None: "-", False: "!!"}
+    findings = list(examine(folder))
+    for finding in findings:
+        table.add_row(marks[finding.good], finding.what, finding.detail)
+    _print(table)
+    if any(finding.good is False for finding in findings):
+        raise typer.Exit(2)
 
 
 def main() -> NoReturn:

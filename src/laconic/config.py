@@ -10,6 +10,7 @@ Every section is checked against the function that it is for, so that a file acc
 
     [new_device]  enabled, rounds, fraction, train, test …   a device that joins later, with turned images
     [sweep]       section.key = [values to try]              many runs in one file, for laconic compare
+    [deploy]      deadline                                   what only a run on real machines needs
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from laconic.codecs import parse
 from laconic.core import (
@@ -34,11 +35,11 @@ from laconic.core import (
 )
 from laconic.data import Federation, sources, with_rotated_client
 from laconic.engine import Newcomer, Schedule
-from laconic.experiment import Experiment, make_task, prepare
+from laconic.experiment import Deployment, Experiment, make_task, prepare
 from laconic.methods import KeepLocal, methods
 from laconic.models import models
 
-_SECTIONS = ("run", "data", "model", "method", "link", "new_device")
+_SECTIONS = ("run", "data", "model", "method", "link", "new_device", "deploy")
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"source": "digits"},
     "model": {"name": "mlp"},
@@ -200,8 +201,18 @@ def _words(keys: tuple[str, ...], value: Any) -> str:
     return str(value) if keys[-1] in ("name", "source") else f"{keys[-1]}={value}"
 
 
-def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
-    """An experiment from sections, as `read_table` gives them; whatever is wrong raises before anything is made."""
+class Place(NamedTuple):
+    """Where a client stands: its number, and how many clients there are."""
+
+    client: int
+    of: int
+
+
+def experiment_from(table: Mapping[str, Mapping[str, Any]], *, place: Place | None = None) -> Experiment:
+    """An experiment from sections, as `read_table` gives them; whatever is wrong raises before anything is made.
+
+    On a client's own machine `place` says which client it is: a source of a single client's data is then this one's.
+    """
     run = _run(**checked_settings(_run, table["run"], where="[run]"))
     link = _link(**checked_settings(_link, table["link"], where="[link]"))
     method_settings = dict(table["method"])
@@ -220,6 +231,8 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
     data_settings = dict(table["data"])
     source = _word(data_settings, "source", "[data]")
     federation = _federation(source, data_settings, seed=run.seed)
+    if place is not None and federation.num_clients == 1:
+        federation = federation.placed(place.client, of=place.of)
     schedule = run.schedule
     device = _new_device(**checked_settings(_new_device, table.get("new_device", {}), where="[new_device]"))
     if device.enabled:
@@ -237,7 +250,8 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
     task = make_task(federation, model_name, model_settings, device=run.device, **extras)
     simulation = prepare(method=method, task=task, federation=federation, schedule=schedule, seed=run.seed, **link)
     facts = {"model": model_name, "data": source}
-    return Experiment(simulation, run.name, resolved(table), facts, run.checkpoint_every)
+    deployment = Deployment(**checked_settings(Deployment, table.get("deploy", {}), where="[deploy]"))
+    return Experiment(simulation, run.name, resolved(table), facts, run.checkpoint_every, deployment)
 
 
 def resolved(table: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -268,6 +282,8 @@ def resolved(table: Mapping[str, Mapping[str, Any]]) -> Table:
     }
     if table.get("new_device", {}).get("enabled"):
         config["new_device"] = resolved_settings(_new_device, table["new_device"])
+    if table.get("deploy"):
+        config["deploy"] = resolved_settings(Deployment, table["deploy"])
     return config
 
 

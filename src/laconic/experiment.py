@@ -36,6 +36,22 @@ CodecText = str | Sequence[str]
 """A codec as a configuration writes it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What only a run on real machines needs.
+
+    `deadline` is how many seconds a round may take: whoever has not answered by then is left out.
+    """
+
+    deadline: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.deadline <= 1e6:
+            raise ConfigError(
+                f"deploy.deadline must be more than 0 and at most a million seconds, got {self.deadline}."
+            )
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A run that is ready to start: the simulation, and what its files will say about it."""
@@ -45,6 +61,7 @@ class Experiment:
     config: Mapping[str, Any]
     facts: Mapping[str, Any]
     checkpoint_every: int = 10
+    deployment: Deployment = Deployment()
 
     def run(
         self,

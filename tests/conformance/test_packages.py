@@ -17,11 +17,11 @@ SOURCE = Path(laconic.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 MODULES = {path: ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in FILES}
 
-# core ← {codecs, methods, models, data, privacy} ← engine ← {flower, report} ← experiment ← config ← comparison
-# ← reproduce ← cli.
+# core ← {codecs, methods, models, data, privacy} ← engine ← report ← experiment ← config
+# ← {comparison ← reproduce, flower} ← cli.
 _PARTS = {"codecs", "methods", "models", "data", "privacy"}
 _ENGINE = {"core", "engine", *_PARTS}
-_EXPERIMENT = {*_ENGINE, "flower", "report", "experiment"}
+_EXPERIMENT = {*_ENGINE, "report", "experiment"}
 MAY_USE: dict[str, set[str]] = {
     "core": set(),
     "codecs": {"core"},
@@ -30,16 +30,16 @@ MAY_USE: dict[str, set[str]] = {
     "privacy": {"core"},
     "methods": {"core", "models", "privacy"},
     "engine": {"core", *_PARTS},
-    "flower": _ENGINE,
     "report": _ENGINE,
-    "experiment": {*_ENGINE, "flower", "report"},
+    "experiment": {*_ENGINE, "report"},
     "config": _EXPERIMENT,
     "export": _EXPERIMENT,
     "progress": {"core", "engine"},
     "tensorboard": {"core", "engine"},
     "comparison": {*_EXPERIMENT, "config", "progress", "tensorboard"},
+    "flower": {*_EXPERIMENT, "config", "progress"},
     "reproduce": {*_EXPERIMENT, "config", "comparison", "progress"},
-    "cli": {*_EXPERIMENT, "config", "export", "progress", "tensorboard", "comparison", "reproduce"},
+    "cli": {*_EXPERIMENT, "config", "export", "flower", "progress", "tensorboard", "comparison", "reproduce"},
     "testing": {*_EXPERIMENT, "config"},
     "__init__": {*_EXPERIMENT, "config", "comparison", "export", "testing"},
 }

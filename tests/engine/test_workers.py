@@ -19,7 +19,7 @@ import torch
 import laconic.engine.workers as workers_module
 from laconic.core import ClientInfo, ConfigError, DataError, RunError, Task, tree_sha256
 from laconic.engine import Agreement, Simulation, sample_cohort
-from laconic.engine.workers import InProcess, Job, Processes, Station, open_pool
+from laconic.engine.workers import Failure, InProcess, Job, Processes, Station, open_pool
 
 Records = list[dict[str, Any]]
 
@@ -169,7 +169,7 @@ def test_a_worker_that_dies_costs_the_job_that_it_was_at(pool: Any, workers: int
 
 def test_the_failure_says_how_the_worker_ended(pool: Any) -> None:
     (failure,) = pool(1).map(iter([Work(0, die=True)]), count=1)
-    assert failure == ("worker_died", "its worker process ended with code -9")
+    assert failure == Failure("worker_died", "its worker process ended with code -9")
 
 
 def test_workers_that_died_while_idle_are_replaced(pool: Any) -> None:

@@ -232,6 +232,26 @@ class Federation:
             raise DataError(f"{self.name}: channels_last is for images, got examples of shape {self.shape}.")
         return replace(self, x=channels_last(self.x))
 
+    def placed(self, client: int, *, of: int) -> Federation:
+        """The data of a single client at its place among `of` clients, of which the others have none here.
+
+        >>> own = Federation.from_clients([(np.ones((10, 3)), np.arange(10) % 2)]).placed(1, of=3)
+        >>> [own.examples(client) for client in range(3)]
+        [0, 8, 0]
+        """
+        if self.num_clients != 1:
+            raise DataError(
+                f"{self.name} has {self.num_clients} clients; only a single one can be placed among others."
+            )
+        if not 0 <= client < of:
+            raise DataError(f"{self.name}: there is no client {client} among {of}; clients are 0 to {of - 1}.")
+        none = np.empty(0, dtype=np.int64)
+        train, test = (
+            Ragged.from_lists([rows[0] if place == client else none for place in range(of)])
+            for rows in (self.train_rows, self.test_rows)
+        )
+        return replace(self, train_rows=train, test_rows=test)
+
     def examples(self, client: int) -> int:
         """Number of a client's training examples."""
         self._check(client)

@@ -91,6 +91,11 @@ class Checkpoints:
             )
         return None
 
+    def floor(self) -> int:
+        """The round before which a resumed run will hardly begin: that of the newest checkpoint but one."""
+        rounds = self._rounds()
+        return rounds[-2] if len(rounds) > 1 else 0
+
     def _read(self, round: int) -> tuple[State, dict[str, Any]]:
         manifest = self._manifest(round).read_bytes()
         body = json.loads(manifest)

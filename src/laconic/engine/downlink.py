@@ -13,6 +13,7 @@ is charged the frames that it missed, or the whole in float32 (header and four b
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -31,29 +32,42 @@ class Downlink:
     """The round in which a client was last brought up to date."""
     from_key: bool = True
     """Whether everybody knows the initial broadcast without being sent it."""
+    oldest: int = 0
+    """The round after which frames can still be sent: whoever is further behind gets the whole."""
 
-    def cost(self, frame_bytes: int, clients: Iterable[int]) -> int:
-        """Bytes that bring these clients up to date, when the newest frame has `frame_bytes`.
+    def since(self, frame_bytes: int, clients: Iterable[int]) -> list[int | None]:
+        """The round after which each client is sent all frames; None where it gets the whole: needed, or shorter."""
+        whole, total = self._whole(), self.sent[-1] + frame_bytes
+        first = 0 if self.from_key else -1
+        starts = (self.seen.get(client, first) for client in clients)
+        return [at if at >= self.oldest and total - self.sent[at] <= whole else None for at in starts]
+
+    def costs(self, frame_bytes: int, clients: Iterable[int]) -> list[int]:
+        """Bytes that bring each of these clients up to date, when the newest frame has `frame_bytes`.
 
         >>> import torch
         >>> down = Downlink({"w": torch.zeros(100)})
-        >>> down.cost(50, [0, 1]); down.keep(down.known, 50, [0, 1])      # nobody missed anything: 50 bytes each
-        100
-        >>> down.cost(50, [0, 2])                                         # client 2 missed a frame: 50 + 2 * 50
-        150
+        >>> down.costs(50, [0, 1]); down.keep(down.known, 50, [0, 1])     # nobody missed anything
+        [50, 50]
+        >>> down.costs(50, [0, 2])                                        # client 2 missed a frame
+        [50, 100]
         """
-        whole = HEADER_BYTES + 4 * num_values(spec_of(self.known))
-        total = self.sent[-1] + frame_bytes
+        whole, total = self._whole(), self.sent[-1] + frame_bytes
+        return [whole if at is None else total - self.sent[at] for at in self.since(frame_bytes, clients)]
 
-        def cost(client: int) -> int:
-            if client not in self.seen and not self.from_key:
-                return whole
-            return min(total - self.sent[self.seen.get(client, 0)], whole)
+    def reach(self) -> int:
+        """The round up to which frames will never be asked for again: from there on, the whole is shorter."""
+        return max(self.oldest, bisect_left(self.sent, self.sent[-1] - self._whole()))
 
-        return sum(map(cost, clients))
+    def _whole(self) -> int:
+        return HEADER_BYTES + 4 * num_values(spec_of(self.known))
 
     def keep(self, known: Tree, frame_bytes: int, clients: Iterable[int]) -> None:
         """A frame went out: this is known now, and these clients are up to date."""
         self.known = known
         self.sent.append(self.sent[-1] + frame_bytes)
         self.seen.update(dict.fromkeys(clients, len(self.sent) - 1))
+
+    def forget(self, client: int) -> None:
+        """This client no longer holds anything: next time it gets the whole."""
+        self.seen[client] = -1

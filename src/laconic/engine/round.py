@@ -21,6 +21,7 @@ from functools import cached_property
 
 import torch
 
+from laconic.codecs import parse
 from laconic.codecs.feedback import ErrorFeedback
 from laconic.codecs.wire import BROADCAST, CodecId, Direction, Header, seal, unseal
 from laconic.core import (
@@ -43,6 +44,7 @@ from laconic.core import (
     isolated,
     lockstep,
     map_tree,
+    spec_of,
 )
 
 EVERYONE = ClientInfo(id=BROADCAST, round=0, examples=0)
@@ -50,6 +52,8 @@ EVERYONE = ClientInfo(id=BROADCAST, round=0, examples=0)
 _CHUNK = 500  # examples per forward pass of an evaluation: fixed, so that sums don't depend on the machine
 
 
+WHOLE = parse("float32")
+"""The codec of frames that hold a whole tree as it is."""
 _WHOLE = frozenset({CodecId.FLOAT32, CodecId.FLOAT16, CodecId.BFLOAT16})
 _BEARABLE = _WHOLE | {CodecId.INT8, CodecId.EDEN}  # weights themselves survive these, more or less
 
@@ -197,9 +201,15 @@ class Turn:
 
 
 def _sealed(
-    agreement: Agreement, direction: Direction, client: ClientInfo, payload: bytes, *, weight: int = 0
+    agreement: Agreement,
+    direction: Direction,
+    client: ClientInfo,
+    payload: bytes,
+    *,
+    weight: int = 0,
+    codec: Codec | None = None,
 ) -> bytes:
-    codec = agreement.link.down if direction is Direction.DOWN else agreement.link.up
+    codec = codec or (agreement.link.down if direction is Direction.DOWN else agreement.link.up)
     header = Header(
         direction=direction,
         codec=codec.id,
@@ -211,8 +221,10 @@ def _sealed(
     return seal(header, payload)
 
 
-def _opened(agreement: Agreement, direction: Direction, client: ClientInfo, frame: bytes) -> tuple[Header, bytes]:
-    codec = agreement.link.down if direction is Direction.DOWN else agreement.link.up
+def _opened(
+    agreement: Agreement, direction: Direction, client: ClientInfo, frame: bytes, *, codec: Codec | None = None
+) -> tuple[Header, bytes]:
+    codec = codec or (agreement.link.down if direction is Direction.DOWN else agreement.link.up)
     return unseal(
         frame,
         direction=direction,
@@ -243,6 +255,20 @@ def send(agreement: Agreement, server: Tree, client: ClientInfo, known: Tree | N
     return frame, agreement.received(codec.decode(payload, spec, shared), known)
 
 
+def send_whole(agreement: Agreement, held: Tree, client: ClientInfo) -> bytes:
+    """A frame with all that a client holds after a broadcast: for one that missed too many, or that is to judge it."""
+    spec, shared = _whole(agreement, client)
+    payload, _ = WHOLE.encode(_in_order(held, spec), shared, {})
+    return _sealed(agreement, Direction.DOWN, client, payload, codec=WHOLE)
+
+
+def _whole(agreement: Agreement, client: ClientInfo) -> tuple[Spec, Shared]:
+    spec = agreement.broadcast_spec(client, None)
+    if agreement.lockstep is not None:  # what goes down are steps: they are not what is held
+        spec = spec_of(agreement.first_known())
+    return spec, Shared.of(spec, agreement.round_key(client.round).fold_in("whole", client.id))
+
+
 def to_everyone(round: int) -> ClientInfo:
     """The addressee of a broadcast that all clients of a round share."""
     return replace(EVERYONE, round=round)
@@ -259,6 +285,13 @@ def receive(agreement: Agreement, frame: bytes, client: ClientInfo, known: Tree 
     spec = agreement.broadcast_spec(client, known)
     shared = Shared.of(spec, key.fold_in("down", client.id))
     return agreement.received(codec.decode(payload, spec, shared), known)
+
+
+def receive_whole(agreement: Agreement, frame: bytes, client: ClientInfo) -> Tree:
+    """What a client holds after a broadcast, from a frame of `send_whole`."""
+    _, payload = _opened(agreement, Direction.DOWN, client, frame, codec=WHOLE)
+    spec, shared = _whole(agreement, client)
+    return WHOLE.decode(payload, spec, shared)
 
 
 def _in_order(tree: Tree, spec: Spec) -> Tree:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _JUDGED = ("global_", "local_", "new_", "vote_", "newcomer_", "posthoc_", "auc")  # figures of evaluations
 _LOCK = ".lock"
-_FREE = {"run.workers", "run.checkpoint_every", "run.store"}  # settings that do not change the result
+_FREE = {"run.workers", "run.checkpoint_every", "run.store", "deploy.deadline"}  # what does not change the result
 
 
 @dataclass(frozen=True)
@@ -402,7 +402,9 @@ def _compact(method: Method, server: Tree) -> bytes | None:
 def _sizes(simulation: Simulation, model: nn.Module, compact: bytes | None) -> dict[str, int]:
     """What the final model costs to store and to run, beside the whole architecture."""
     task = simulation.method.task
-    x, _ = next(iter(simulation.clients.client(0).train.batches(1)))
+    own = simulation.clients.client(0).train
+    # On a server whose clients' data lie elsewhere, the common test set has to do.
+    x, _ = next(iter((own if len(own) else simulation.clients.test).batches(1)))
     whole = task.fresh()
     return {
         "final_parameters": num_parameters(model),
@@ -445,11 +447,26 @@ def _summary(simulation: Simulation, facts: Mapping[str, Any], history: list[Rec
         "bits_per_parameter_down": bits_down,
         "paper_bytes": state.ledger.paper_bytes,
         "rejected": sum(record["rejected"] for record in history),
+        **_rest(history),
         "abandoned": sum("abandoned" in record for record in history),
         "seconds": sum(record["seconds"] for record in history),
         "state_sha256": tree_sha256(state.server),
         "versions": versions(),
     }
+
+
+def _rest(history: list[Record]) -> dict[str, Any]:
+    """Why replies were refused, where some were; and the sums of what only a carrier over a network counts."""
+    reasons: dict[str, int] = {}
+    for record in history:
+        for rejection in record.get("rejections", ()):
+            reasons[rejection["reason"]] = reasons.get(rejection["reason"], 0) + 1
+    sums = {
+        name: sum(record.get(name, 0) for record in history)
+        for name in ("transport_bytes_up", "transport_bytes_down", "evaluation_bytes_down", "late")
+        if any(name in record for record in history)
+    }
+    return {**({"rejected_for": dict(sorted(reasons.items()))} if reasons else {}), **sums}
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""The embedded engine: many clients on one machine, every frame real.
+"""A run, round by round: cohorts, frames, folding, judging.
+
+What carries jobs to clients is a `Pool`: worker processes in the embedded engine (many clients on one machine, every
+frame real), nodes on other machines in `laconic.flower`.
 
 Every key derives from (seed, round, client) and replies are folded in client order, so the result is the same, bit for
 bit, for any number of workers and any order of arrival.
@@ -10,7 +13,7 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
@@ -40,6 +43,7 @@ from laconic.engine.ledger import Ledger
 from laconic.engine.round import Agreement, Link, Score, chunks, open_reply, send, server_round, to_everyone
 from laconic.engine.store import ClientStore, Kind, Store, pack, unpack
 from laconic.engine.workers import (
+    LOST,
     Clients,
     Done,
     Failure,
@@ -143,6 +147,7 @@ class Simulation:
         if schedule.newcomer is not None and schedule.newcomer.others > old:
             raise ConfigError(f"run.newcomer.others is {schedule.newcomer.others}, but there are only {old} others.")
         self.schedule, self.clients, self.seed = schedule, clients, seed
+        self.carrier: Carrier = worker_pool
         settings = settings_text(method)
         bound = prepared(method.bind(task), clients=clients.num_clients, cohort=schedule.cohort)
         self.agreement = Agreement(bound, link, Key.from_seed(seed), settings=settings)
@@ -168,7 +173,7 @@ class Simulation:
     def __iter__(self) -> Iterator[Record]:
         """Advance to the last round, giving each round's record."""
         with one_thread():
-            pool = open_pool(self.agreement, self.clients, workers=self.schedule.workers, most=self.schedule.most)
+            pool = self.carrier(self)
             try:
                 while self.state.round < self.schedule.rounds:
                     yield self._advance(pool)
@@ -198,6 +203,7 @@ class Simulation:
             record.update(self._judge(pool))
         if number == self.schedule.rounds:
             record.update(self._judge_finally(pool, record))
+        record.update(pool.figures())
         record["seconds"] = time.perf_counter() - began
         return record
 
@@ -226,7 +232,8 @@ class Simulation:
         if method.stateful and self.schedule.local_eval:
             have = self._with_models()
             jobs = (JudgeClient(ClientInfo(c, state.round, 0), state.personal.get(c, b"")) for c in have)
-            state.local = dict(zip(have, pool.map(jobs, count=len(have)), strict=True))
+            scores = zip(have, pool.map(jobs, count=len(have)), strict=True)
+            state.local |= {c: score for c, score in scores if not isinstance(score, Failure)}
         judged = [score.means() for c, score in sorted(state.local.items()) if score.examples and c != newcomer]
         if judged:
             for name in judged[0]:
@@ -318,6 +325,16 @@ def _ensemble(task: Task, clients: Clients, outputs: Iterator[Outputs]) -> Recor
     return record
 
 
+Carrier = Callable[[Simulation], Pool]
+"""What opens the pool of a run."""
+
+
+def worker_pool(simulation: Simulation) -> Pool:
+    """The embedded engine's pool: worker processes, or none."""
+    schedule = simulation.schedule
+    return open_pool(simulation.agreement, simulation.clients, workers=schedule.workers, most=schedule.most)
+
+
 class _Kept(NamedTuple):
     """What a client keeps if the round counts: handles of its stores, and its score."""
 
@@ -340,6 +357,9 @@ class _Exchange:
         self._metrics: dict[str, list[float]] = {}
         self._done: list[_Kept] = []
         self._sent: tuple[Tree, int] | None = None
+        self._costs: dict[int, int] = {}
+        self._unheard: set[int] = set()
+        self._lost: set[int] = set()
 
     @property
     def size(self) -> int:
@@ -373,7 +393,12 @@ class _Exchange:
         state = self._simulation.state
         state.ledger += self.ledger
         if state.downlink is not None and self._sent is not None:
-            state.downlink.keep(*self._sent, self._cohort)
+            state.downlink.keep(*self._sent, [client for client in self._cohort if client not in self._unheard])
+        for client in self._lost:
+            for store in (state.personal, state.codec):
+                store.pop(client, None)
+            if state.downlink is not None:
+                state.downlink.forget(client)
         for done in self._done:
             for store, staged in ((state.personal, done.personal), (state.codec, done.codec)):
                 if accepted:
@@ -397,7 +422,7 @@ class _Exchange:
                 own = None
                 if method.per_client:
                     own, received[info.id] = send(agreement, state.server, info)
-                    self.ledger.down(len(own))
+                    self._costs[info.id] = len(own)
                 yield Train(
                     info,
                     state.personal.get(info.id, b""),
@@ -408,8 +433,15 @@ class _Exchange:
 
         for info, result in zip(infos, self._pool.map(jobs(), count=len(infos)), strict=True):
             sent = received.pop(info.id) if shared is None else shared
+            down = self._costs[info.id] if result.down is None else result.down
+            if down:
+                self.ledger.down(down)
             if isinstance(result, Failure):
                 self._reject(info, result.reason, result.detail)
+                if not result.heard:
+                    self._unheard.add(info.id)
+                if result.reason == LOST:
+                    self._lost.add(info.id)
                 continue
             self.ledger.up(len(result.frame))
             try:
@@ -436,12 +468,12 @@ class _Exchange:
         everyone, shared = to_everyone(self._round), {"round": self._round.to_bytes(4, "little")}
         known = None if state.downlink is None else state.downlink.known
         frame, received = send(agreement, state.server, everyone, known)
-        num_bytes = len(frame) * len(self._cohort)
+        costs = [len(frame)] * len(self._cohort)
         if state.downlink is not None:
             shared["known"] = pack(state.downlink.known)
             self._sent = received, len(frame)
-            num_bytes = state.downlink.cost(len(frame), self._cohort)
-        self.ledger.down(num_bytes, messages=len(self._cohort))
+            costs = state.downlink.costs(len(frame), self._cohort)
+        self._costs = dict(zip(self._cohort, costs, strict=True))
         self._pool.share(frame=frame, **shared)
         return received
 

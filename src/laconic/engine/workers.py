@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from laconic.codecs import parse
 from laconic.codecs.wire import HEADER_BYTES
 from laconic.core import (
     ClientData,
@@ -35,13 +34,12 @@ from laconic.core import (
 )
 from laconic.engine.probe import probe
 from laconic.engine.processes import Child, can_fork, end, fork, settle
-from laconic.engine.round import Agreement, Score, chunks, client_round, evaluate, receive, to_everyone
+from laconic.engine.round import WHOLE, Agreement, Score, chunks, client_round, evaluate, receive, to_everyone
 from laconic.engine.store import pack, unpack
 
 _AHEAD = 8  # jobs per worker that may be finished before the oldest one is: bounds what waits in memory
 _TRIES = 3  # workers that may die over a job before we give up
 _DETAIL = 500  # characters of a client's error that a record keeps
-_WHOLE = parse("float32")
 _PATIENCE = 2.0  # seconds that workers have to end by themselves
 
 
@@ -64,14 +62,26 @@ class Clients(Protocol):
 
 
 class Failure(NamedTuple):
-    """A client's turn that gave nothing, and why."""
+    """A job that gave nothing, and why."""
 
     reason: str
     detail: str
+    down: int | None = None
+    """Bytes that went down for it, where the carrier knows; 0 if nothing was sent at all."""
+    heard: bool = True
+    """Whether the client is known to have got what was sent."""
+
+
+LOST = "state_lost"
+"""The reason of a client that no longer holds what it should: it starts over, and is sent the whole."""
 
 
 class Done(NamedTuple):
-    """A client's turn, packed for the way to the parent."""
+    """A client's turn, packed for the way to the parent.
+
+    The states are the client's new ones, or whatever stands for them where clients keep their states themselves: the
+    engine gives back, at the client's next turn, what came with the last turn that counted.
+    """
 
     frame: bytes
     personal: bytes
@@ -79,6 +89,8 @@ class Done(NamedTuple):
     local: Score | None
     metrics: dict[str, float]
     seconds: float
+    down: int | None = None
+    """Bytes that went down for it, where the carrier knows."""
 
 
 @dataclass
@@ -258,7 +270,7 @@ class Predict:
         predictor = station.local_model(self.client, self.personal).eval()
         personal = unpack(self.personal)
         part = method.own_part(personal) if isinstance(method, Ensembled) else personal
-        payload, _ = _WHOLE.encode(part, Shared(station.agreement.client_key(self.client)), {})
+        payload, _ = WHOLE.encode(part, Shared(station.agreement.client_key(self.client)), {})
         with torch.no_grad():
             outputs = [predictor(chunk.tensors()[0].to(method.task.device)).cpu() for chunk in station.test_chunks]
         return Outputs(pack({"outputs": torch.cat(outputs)}), HEADER_BYTES + len(payload) if part else 0)
@@ -282,14 +294,18 @@ class Probe:
 
 
 class Pool(Protocol):
-    """Runs jobs and gives their results in order."""
+    """Carries jobs to where they are computed and gives their results in order: the seam between engines."""
 
     def share(self, **values: bytes) -> None:
         """Give every station some values."""
         ...
 
     def map(self, jobs: Iterable[Job], *, count: int) -> Iterator[Any]:
-        """Results in the order of the jobs, as they come."""
+        """Results in the order of the jobs, as they come; a `Failure` for a job that gave none."""
+        ...
+
+    def figures(self) -> dict[str, Any]:
+        """What the carrier itself has to say of the round that ends, for its record."""
         ...
 
     def close(self) -> None:
@@ -331,6 +347,10 @@ class InProcess:
         """Results in order."""
         for job in jobs:
             yield job.run(self._station)
+
+    def figures(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
 
     def close(self) -> None:
         """Nothing to end."""
@@ -432,6 +452,10 @@ class Processes:
         (code,) = end([old], patience=_PATIENCE)
         self._workers[place] = self._fork()
         return code
+
+    def figures(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
 
     def close(self) -> None:
         """End the workers."""

@@ -108,7 +108,7 @@ _MNIST = _training(
     epochs=10,
     dense=(99.48, 11.5),
     sparse=(98.35, 1.9, 11.6),
-    devices={4: 18, 8: 16, 16: 20},
+    devices={4: 18, 8: 16, 16: 12},
     small=_LENET,
     scale=0.3,
 )

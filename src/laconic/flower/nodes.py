@@ -1,0 +1,384 @@
+"""The server's side: jobs go to nodes by post, and come back by a deadline or not at all.
+
+Which node is which client's, a node says itself when it is first seen. A reply counts once: the first that comes in
+time, from the node that was asked, for the message that was asked; its frame then has to pass `open_reply` like any
+other. Evaluations of the server's own model are done here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any, NamedTuple, Protocol
+
+from laconic.core import ConfigError, PayloadError
+from laconic.engine.downlink import Downlink
+from laconic.engine.round import Score, send, send_whole, to_everyone
+from laconic.engine.simulate import Simulation
+from laconic.engine.store import unpack
+from laconic.engine.workers import Done, Failure, InProcess, Job, JudgeClient, Train
+from laconic.flower.messages import Answer, Call, Envelope
+
+log = logging.getLogger("laconic")
+OVERHEAD_UP = 14_000
+OVERHEAD_DOWN = 10_000
+"""Bytes of transport around a message, polling included: measured over TLS (docs/deploy.md)."""
+_QUICK, _SLOW = 0.05, 0.5  # seconds between looks for replies: at first, and after a while
+_LOOK = 2.0  # seconds between looks for nodes that are not there yet
+_JUDGED = ("global_", "local_", "new_", "vote_", "newcomer_", "posthoc_", "transport_", "evaluation_")
+_OURS = frozenset(
+    {"round", "cohort", "replies", "rejected", "rejections", "abandoned", "bytes_up", "bytes_down", "seconds", "late"}
+)
+
+
+class Letter(NamedTuple):
+    """A reply: to which message, from which node, and what it holds, or why it holds nothing."""
+
+    to: str
+    node: int
+    values: Mapping[str, Any] | None
+    error: str = ""
+
+
+class Post(Protocol):
+    """What carries messages: a Flower grid (see `apps`), or a test's own."""
+
+    def nodes(self) -> Iterable[int]:
+        """The nodes that are connected."""
+        ...
+
+    def push(self, node: int, values: Mapping[str, Any], *, kind: str, round: int, seconds: float) -> str | None:
+        """Send a message that is good for so long; gives its name, if it was taken."""
+        ...
+
+    def pull(self, names: Iterable[str]) -> Iterable[Letter]:
+        """The replies that have come to messages of these names."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A message that is out: to which node, for whom, and how many bytes of frames it had."""
+
+    node: int
+    client: int
+    round: int
+    number: int = -1
+    num_bytes: int = 0
+
+
+@dataclass
+class _Traffic:
+    """A round's figures of the transport."""
+
+    up: int = 0
+    down: int = 0
+    judging: int = 0
+    late: int = 0
+
+
+@dataclass
+class _Batch:
+    """The jobs of one call of `map`, and what has come of them."""
+
+    finished: dict[int, Any] = field(default_factory=dict)
+    waiting: dict[str, _Asked] = field(default_factory=dict)
+
+
+class Nodes:
+    """A pool whose stations are nodes on other machines.
+
+    `deadline` seconds after a batch of jobs began, whoever has not answered is given up. `floor` says before which
+    round no checkpoint will go back. `transport` tells whether messages cross a network, whose bytes are estimated.
+    `stop`, once set, interrupts the run.
+    """
+
+    def __init__(
+        self,
+        post: Post,
+        simulation: Simulation,
+        *,
+        deadline: float,
+        floor: Callable[[], int] | None = None,
+        transport: bool = True,
+        stop: Event | None = None,
+    ) -> None:
+        schedule = simulation.schedule
+        for name in ("new_test", "probe", "newcomer"):
+            if getattr(schedule, name):
+                raise ConfigError(f"run.{name} needs all clients' data in one place: use the embedded engine for it.")
+        self._post, self._simulation, self._deadline = post, simulation, deadline
+        self._floor = floor or (lambda: max(0, simulation.state.round - 1))
+        self._stop = stop or Event()
+        self._transport = transport
+        self._here = InProcess(simulation.agreement, simulation.clients)
+        self._shared: dict[str, bytes] = {}
+        self._frames: dict[int, bytes] = {}
+        self._node_of: dict[int, int] = {}
+        self._met: dict[int, int | None] = {}
+        """The client of each node that has said who it is; None while, or where, that is not known."""
+        self._hellos: dict[str, _Asked] = {}
+        self._overdue: dict[str, _Asked] = {}
+        self._traffic = _Traffic()
+        self._gathered = False
+        down = simulation.state.downlink
+        if down is not None and simulation.state.round:
+            down.oldest = len(down.sent)  # frames of the rounds before a checkpoint are gone: everybody gets the whole
+
+    # --- the pool ----------------------------------------------------------------------------------------------------
+
+    def share(self, **values: bytes) -> None:
+        """Keep what the round's messages will be made of."""
+        self._shared.update(values)
+        self._here.share(**values)
+        down = self._simulation.state.downlink
+        if "frame" in values and down is not None:
+            self._frames[int.from_bytes(self._shared["round"], "little")] = values["frame"]
+            self._frames = {number: frame for number, frame in self._frames.items() if number > down.reach()}
+
+    def map(self, jobs: Iterable[Job], *, count: int) -> Iterator[Any]:
+        """Results in the order of the jobs; a `Failure` for whoever is not there or does not answer in time."""
+        stream = iter(jobs)
+        first = next(stream, None)
+        if first is None:
+            return
+        jobs = itertools.chain([first], stream)
+        if not isinstance(first, Train | JudgeClient):
+            yield from self._here.map(jobs, count=count)
+            return
+        asked = [job for job in jobs if isinstance(job, Train | JudgeClient)]
+        if not self._gathered:  # the clock of the first round does not run while nodes are being started
+            everyone = range(self._simulation.clients.num_clients)
+            self._gather(everyone, needed=len(everyone), ends=time.monotonic() + self._deadline)
+            self._gathered = True
+        ends = time.monotonic() + self._deadline
+        needed = min(self._simulation.schedule.min_replies, len(asked))
+        self._gather([job.client.id for job in asked], needed=needed, ends=ends)
+        batch = _Batch()
+        for number, job in enumerate(asked):
+            self._ask(batch, number, job, ends)
+        given, pause = 0, _QUICK
+        while given < count:
+            if given in batch.finished:
+                yield batch.finished.pop(given)
+                given += 1
+            elif not self._collect(batch):
+                if time.monotonic() >= ends:
+                    self._give_up(batch)
+                else:
+                    self._sleep(min(pause, max(0.0, ends - time.monotonic())))
+                    pause = min(_SLOW, pause * 1.3)
+
+    def figures(self) -> dict[str, Any]:
+        """The round's transport: the payloads and, estimated, what Flower puts around them."""
+        traffic, self._traffic = self._traffic, _Traffic()
+        figures = {"late": traffic.late, "evaluation_bytes_down": traffic.judging}
+        if self._transport:
+            figures |= {"transport_bytes_up": traffic.up, "transport_bytes_down": traffic.down}
+        return {name: value for name, value in figures.items() if value}
+
+    def close(self) -> None:
+        """Nodes go on without us."""
+
+    # --- who is there ------------------------------------------------------------------------------------------------
+
+    def _gather(self, clients: Sequence[int], *, needed: int, ends: float) -> None:
+        """Wait until so many of these clients have a node: all when the run begins, later as many as a round needs."""
+        looked = -_LOOK
+        while True:
+            if time.monotonic() - looked >= _LOOK:
+                self._look()
+                looked = time.monotonic()
+            self._collect(_Batch())
+            if sum(client in self._node_of for client in clients) >= needed or time.monotonic() >= ends:
+                return
+            self._sleep(0.2)
+
+    def _look(self) -> None:
+        """See which nodes are connected; ask new ones who they are."""
+        there = set(self._post.nodes())
+        for node in set(self._met) - there:
+            client = self._met.pop(node)
+            if client is not None:
+                log.warning("the node of client %d is gone", client)
+                del self._node_of[client]
+        for node in sorted(there - set(self._met)):
+            self._met[node] = None
+            hello = Envelope.around(Call(kind="hello"))
+            pushed = self._post.push(node, hello._asdict(), kind="query", round=0, seconds=self._deadline)
+            if pushed is not None:
+                self._hellos[pushed] = _Asked(node, -1, 0)
+
+    def _greeted(self, asked: _Asked, letter: Letter) -> None:
+        try:
+            client = self._opened(letter, asked)[0].client
+        except PayloadError as error:
+            log.warning("a node does not say who it is: %s", error)
+            self._met.pop(asked.node, None)  # it is asked again when we look the next time
+            return
+        if client >= self._simulation.clients.num_clients:
+            log.warning("a node says it is client %d, but there are %d", client, self._simulation.clients.num_clients)
+        elif client in self._node_of:
+            # One client, one vote: who came first stays, until it goes.
+            log.warning("a second node says it is client %d; it is not asked", client)
+        else:
+            self._node_of[client], self._met[asked.node] = asked.node, client
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def _ask(self, batch: _Batch, number: int, job: Train | JudgeClient, ends: float) -> None:
+        client, left = job.client.id, ends - time.monotonic()
+        node = self._node_of.get(client)
+        if node is None:
+            batch.finished[number] = Failure("offline", "its node is not connected", down=0, heard=False)
+            return
+        if left <= 0:
+            batch.finished[number] = Failure("deadline", "no time was left to ask it", down=0, heard=False)
+            return
+        words, frames = self._train(job) if isinstance(job, Train) else self._judge(job)
+        num_bytes = sum(map(len, frames))
+        kind = "train" if isinstance(job, Train) else "evaluate"
+        values = Envelope.around(words, frames)._asdict()
+        pushed = self._post.push(node, values, kind=kind, round=job.client.round, seconds=left)
+        if pushed is None:
+            batch.finished[number] = Failure("offline", "its message was not taken", down=0, heard=False)
+            return
+        self._traffic.down += num_bytes + OVERHEAD_DOWN
+        if kind == "evaluate":
+            self._traffic.judging += num_bytes
+        batch.waiting[pushed] = _Asked(node, client, job.client.round, number, num_bytes)
+
+    def _train(self, job: Train) -> tuple[Call, list[bytes]]:
+        """A turn's words and frames: those that the client lacks, or the whole."""
+        simulation, down, number = self._simulation, self._simulation.state.downlink, job.client.round
+        after, frames = None, [self._shared["frame"] if job.frame is None else job.frame]
+        if down is not None:
+            (after,) = down.since(len(frames[0]), [job.client.id])
+            if after is None:
+                frames = [self._whole(down, number)]
+            else:
+                frames = [self._frames[missed] for missed in range(after + 1, number + 1)]
+        words = Call(
+            kind="train",
+            client=job.client.id,
+            clients=simulation.clients.num_clients,
+            round=number,
+            judge=job.judge,
+            personal=job.personal.decode(),
+            codec=job.codec_state.decode(),
+            after=after,
+            floor=self._floor(),
+        )
+        return words, frames
+
+    def _whole(self, down: Downlink, round: int) -> bytes:
+        """The frame for those that missed too much, made once a round."""
+        name = f"whole-{round}"
+        if name not in self._shared:
+            for old in [key for key in self._shared if key.startswith("whole-")]:
+                del self._shared[old]
+            agreement, everyone = self._simulation.agreement, to_everyone(round)
+            held = send(agreement, self._simulation.state.server, everyone, down.known)[1]
+            self._shared[name] = send_whole(agreement, held, everyone)
+        return self._shared[name]
+
+    def _judge(self, job: JudgeClient) -> tuple[Call, list[bytes]]:
+        """What a client judges: what it would hold of the newest broadcast. Not counted as the training's traffic."""
+        agreement, server = self._simulation.agreement, self._simulation.state.server
+        if agreement.method.per_client:
+            held = agreement.method.broadcast(server, job.client, agreement.round_key(job.client.round))
+            frame = send_whole(agreement, held, job.client)
+        else:
+            frame = send_whole(agreement, unpack(self._shared["held"]), to_everyone(job.client.round))
+        words = Call(
+            kind="judge",
+            client=job.client.id,
+            clients=self._simulation.clients.num_clients,
+            round=job.client.round,
+            personal=job.personal.decode(),
+        )
+        return words, [frame]
+
+    def _collect(self, batch: _Batch) -> bool:
+        """Take in what has come; whether anything has."""
+        outstanding = {**self._hellos, **self._overdue, **batch.waiting}
+        if not outstanding:
+            return False
+        came = False
+        for letter in self._post.pull(list(outstanding)):
+            name = letter.to
+            came = True
+            if name in self._hellos:
+                self._greeted(self._hellos.pop(name), letter)
+            elif name in self._overdue:
+                late = self._overdue.pop(name)
+                if letter.values is not None:
+                    self._traffic.late += 1
+                    log.warning("the reply of client %d for round %d came late: refused", late.client, late.round)
+            elif name in batch.waiting:
+                asked = batch.waiting.pop(name)
+                batch.finished[asked.number] = self._result(asked, letter)
+            else:
+                log.warning("a reply that nobody waits for (sent twice?): refused")
+        return came
+
+    def _result(self, asked: _Asked, letter: Letter) -> Done | Score | Failure:
+        try:
+            answer, frames = self._opened(letter, asked)
+            self._traffic.up += sum(map(len, frames)) + OVERHEAD_UP
+            if answer.kind == "failed":
+                return Failure(answer.reason or "client_error", answer.detail, asked.num_bytes, answer.heard)
+            score = self._score(answer)
+            if answer.kind == "score" and score is not None:
+                return score
+            if answer.kind != "done" or len(frames) != 1:
+                raise PayloadError("envelope", f"an answer of kind {answer.kind!r} with {len(frames)} frames")
+            odd = [name for name in answer.metrics if name in _OURS or name.startswith(_JUDGED)]
+            if odd:
+                raise PayloadError("envelope", f"a figure by the name of {odd[0]!r}, which is not a client's to give")
+        except PayloadError as error:
+            # It was asked and it answered, but whether it has what was sent is not sure.
+            return Failure(error.reason, error.detail, asked.num_bytes, heard=False)
+        return Done(
+            frames[0],
+            answer.personal.encode(),
+            answer.codec.encode(),
+            score,
+            dict(answer.metrics),
+            answer.seconds,
+            asked.num_bytes,
+        )
+
+    def _opened(self, letter: Letter, asked: _Asked) -> tuple[Answer, list[bytes]]:
+        if letter.values is None:
+            raise PayloadError("node_error", " ".join(letter.error.split())[:500])
+        if letter.node != asked.node:
+            raise PayloadError("node", "the answer of another node than the one that was asked")
+        envelope = Envelope.of(letter.values)
+        return envelope.open(Answer), envelope.frames()
+
+    def _score(self, answer: Answer) -> Score | None:
+        if answer.examples is None:
+            return None
+        expected = {"loss", *self._simulation.method.task.metrics}
+        if answer.sums.keys() != expected or answer.examples > self._simulation.agreement.max_examples:
+            raise PayloadError("envelope", f"a score of {sorted(answer.sums)} over {answer.examples} examples")
+        return Score(
+            answer.examples, {name: answer.sums[name] for name in ("loss", *self._simulation.method.task.metrics)}
+        )
+
+    def _give_up(self, batch: _Batch) -> None:
+        """The deadline: whoever still works is left out, and what it sends later is refused."""
+        for name, asked in batch.waiting.items():
+            detail = f"no answer within {self._deadline:g} s"
+            batch.finished[asked.number] = Failure("deadline", detail, asked.num_bytes, heard=False)
+            self._overdue[name] = asked
+        batch.waiting.clear()
+
+    def _sleep(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise KeyboardInterrupt

@@ -1,0 +1,177 @@
+"""The same TOML on the embedded engine, on Ray and on real machines, and what may go wrong: `make deploy-test`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.deploy.stack import PATIENCE, Stack, free_port, wait_for
+from tests.flower.conftest import METHODS, table_for
+
+from laconic.config import experiment_from
+from laconic.engine import Run
+from laconic.engine.workers import Failure, InProcess, Job, Train
+
+pytestmark = [pytest.mark.slow]
+DEADLINE = 25.0
+Table = dict[str, dict[str, Any]]
+
+
+class Lossy(InProcess):
+    """The embedded engine without certain replies: what a deployment that lost them must equal."""
+
+    lost: Mapping[int, set[int]]
+
+    def map(self, jobs: Iterable[Job], *, count: int) -> Iterator[Any]:
+        jobs = list(jobs)
+        for job, result in zip(jobs, super().map(jobs, count=count), strict=True):
+            gone = isinstance(job, Train) and job.client.id in self.lost.get(job.client.round, set())
+            yield Failure("lost", "in this test", heard=False) if gone else result
+
+
+def reference(table: Table, records: list[dict[str, Any]]) -> Run:
+    """An embedded run over exactly the replies that a deployment counted."""
+    experiment = experiment_from(table)
+    pool = Lossy(experiment.simulation.agreement, experiment.simulation.clients)
+    pool.lost = {r["round"]: {x["client"] for x in r.get("rejections", ())} for r in records}
+    experiment.simulation.carrier = lambda simulation: pool
+    return experiment.run()
+
+
+def deployed(name: str, run: str, *, rounds: int, deadline: float = 180.0) -> Table:
+    table = table_for(name, rounds=rounds)
+    table["run"]["name"] = run
+    table["deploy"] = {"deadline": deadline}
+    return table
+
+
+# --- three engines ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_deployment_ends_in_the_state_of_the_embedded_engine(stack: Stack, name: str) -> None:
+    table = deployed(name, f"same-{name}", rounds=2)
+    stack.submit(table)
+    summary = stack.finished(f"same-{name}")
+    embedded = experiment_from(table).run().summary
+    same = ("state_sha256", "bytes_up", "bytes_down", "global_accuracy", "local_accuracy", "rejected")
+    assert {key: summary[key] for key in same} == {key: embedded[key] for key in same}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_ray_ends_in_the_state_of_the_embedded_engine(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the extra flower")
+    from tests.flower.test_ray import on_ray
+
+    table = table_for(name, rounds=2)
+    assert on_ray(table, tmp_path)["state_sha256"] == experiment_from(table).run().summary["state_sha256"]
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_dishonest_client_costs_its_own_replies(stack: Stack) -> None:
+    table = deployed("fedavg", "dishonest", rounds=5)
+    client = stack.app / "laconic_client.py"
+    honest = client.read_text()
+    shutil.copy(Path(__file__).with_name("faulty_client.py"), client)
+    try:
+        stack.submit(table)
+        summary = stack.finished("dishonest")
+    finally:
+        client.write_text(honest)
+    records = stack.records("dishonest")
+    reasons = [[(x["client"], x["reason"]) for x in record.get("rejections", ())] for record in records]
+    assert reasons == [[(2, "non_finite")], [(2, "fingerprint")], [(2, "truncated")], [(2, "weight")], []]
+    assert summary["state_sha256"] == reference(table, records).summary["state_sha256"]
+
+
+def test_a_killed_server_resumes_at_a_round(stack: Stack) -> None:
+    """Codec states and what clients hold live on the nodes: they are found again as the checkpoint means them."""
+    table = deployed("eden", "killed", rounds=5)
+    stack.submit(table)
+    wait_for("two rounds", lambda: len(stack.records("killed")) >= 2)
+    for app in stack.serverapps():
+        os.kill(app, signal.SIGKILL)
+    wait_for("its end", lambda: not stack.serverapps())
+    assert len(stack.records("killed")) < 5
+    stack.submit(table)
+    summary = stack.finished("killed")
+    embedded = experiment_from(table).run().summary
+    assert summary["state_sha256"] == embedded["state_sha256"]
+    assert summary["rejected"] == 0
+
+
+def test_the_round_ends_at_its_deadline_with_the_survivors(stack: Stack) -> None:
+    table = deployed("fedavg", "deadline", rounds=4, deadline=DEADLINE)
+    stack.submit(table)
+    wait_for("the first round", lambda: len(stack.records("deadline")) >= 1)
+    os.killpg(stack.processes["node-2"].pid, signal.SIGSTOP)
+    stack.kill("node-1")
+    wait_for("the second round", lambda: len(stack.records("deadline")) >= 2)
+    os.killpg(stack.processes["node-2"].pid, signal.SIGCONT)
+    summary = stack.finished("deadline")
+    records = stack.records("deadline")
+    second = records[1]
+    assert {x["client"]: x["reason"] for x in second["rejections"]} == {1: "deadline", 2: "deadline"}
+    assert second["replies"] == 1
+    assert second["seconds"] <= 1.1 * DEADLINE + 2
+    assert all(1 in {x["client"] for x in record["rejections"]} for record in records[1:])
+    assert records[-1]["replies"] == 2, "the straggler came back, and what it sent late was not counted"
+    assert summary["state_sha256"] == reference(table, records).summary["state_sha256"]
+    stack.come_back(1)
+
+
+# --- who may take part -----------------------------------------------------------------------------------------------
+
+
+def stranger(stack: Stack, *arguments: str) -> tuple[int, str]:
+    """A SuperNode that should not get in, how it ended, and what it said; it gives up after one try."""
+    name = f"stranger-{len(stack.processes)}"
+    process = stack.start(
+        name,
+        *("flower-supernode", "--superlink", stack.address, "--port", str(free_port()), "--max-retries", "1"),
+        *("--node-config", "partition-id=0 num-partitions=3", *arguments),
+        FLWR_TELEMETRY_ENABLED="0",
+        FLWR_DISABLE_UPDATE_CHECK="1",
+    )
+    try:
+        return process.wait(timeout=PATIENCE), stack.log(name)
+    finally:
+        stack.kill(name)
+
+
+@pytest.mark.parametrize("who", ["unregistered", "wrong authority", "plaintext"])
+def test_strangers_are_refused(stack: Stack, who: str, tmp_path: Path) -> None:
+    from laconic.flower.certs import make_certs
+
+    make_certs(tmp_path / "other", hosts=["127.0.0.1"], nodes=1)
+    ours, theirs = stack.app / "certs", tmp_path / "other"
+    arguments = {
+        "unregistered": ("--root-certificates", ours / "ca.crt", "--auth-supernode-private-key", theirs / "node-0.key"),
+        "wrong authority": (
+            *("--root-certificates", theirs / "ca.crt"),
+            *("--auth-supernode-private-key", ours / "node-0.key"),
+        ),
+        "plaintext": ("--insecure",),
+    }[who]
+    code, said = stranger(stack, *map(str, arguments))
+    assert code != 0, said
+    assert "SuperNode ID" not in said, "it was let in"
+
+
+def test_a_payload_of_sixty_megabytes_passes(stack: Stack) -> None:
+    table = deployed("fedavg", "large", rounds=1, deadline=500.0)
+    table["run"] |= {"cohort": 1, "local_eval": False}
+    table["model"] = {"name": "mlp", "hidden": [210_000]}
+    table["method"] |= {"local_steps": 1}
+    stack.submit(table)
+    summary = stack.finished("large", seconds=600)
+    assert summary["bytes_up"] > 60_000_000
+    assert summary["bytes_down"] > 60_000_000
+    assert summary["state_sha256"] == experiment_from(table).run().summary["state_sha256"]
