@@ -114,9 +114,9 @@ class Counting:
         while True:
             try:
                 near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self._target))
+                return  # one of the two is being stopped
             for source, sink, way in ((near, far, "up"), (far, near, "down")):
                 threading.Thread(target=self._copy, args=(source, sink, way), daemon=True).start()
 

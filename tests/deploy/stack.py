@@ -20,7 +20,7 @@ import tomli_w
 from laconic.flower.certs import make_certs
 from laconic.flower.folder import make_folder
 
-PATIENCE = 240.0  # seconds for anything that starts: boxes that run tests are busy
+PATIENCE = 300.0  # seconds for anything that starts: boxes that run tests are busy
 BIN = Path(sys.executable).parent
 
 

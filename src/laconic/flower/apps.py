@@ -33,11 +33,12 @@ QUIET = {
 """The environment that Flower's processes should have: nothing is reported, fetched or installed unasked."""
 
 
-def client_app(config: Path | str | Table, *, mods: Sequence[Any] = ()) -> Any:
+def client_app(config: Path | str | Table, *, mods: Sequence[Any] = (), state: Path | None = None) -> Any:
     """A Flower `ClientApp` for the run that a TOML file (or its sections) describes.
 
     The node's configuration says which client it is (`partition-id`), and may name a source of its own data
-    (`data="module:function"`) and a folder for the client's own states (`state="/var/lib/laconic"`).
+    (`data="module:function"`) and a folder for the client's own states (`state="/var/lib/laconic"`; `state` unless
+    given).
     """
     flwr = _flwr()
     table = _table(config)
@@ -46,7 +47,8 @@ def client_app(config: Path | str | Table, *, mods: Sequence[Any] = ()) -> Any:
     def answer(message: Any, context: Any) -> Any:
         record = context.state[_RECORD] if _RECORD in context.state else flwr.app.ConfigRecord()
         values = message.content.get(_RECORD, {})
-        reply = answer_values(table, context.node_config, values, record)
+        node = {**({} if state is None else {"state": str(state)}), **context.node_config}
+        reply = answer_values(table, node, values, record)
         context.state[_RECORD] = record
         return flwr.app.Message(flwr.app.RecordDict({_RECORD: flwr.app.ConfigRecord(reply)}), reply_to=message)
 
@@ -141,7 +143,7 @@ def on_ray(
 ) -> Run:
     """Run on Flower's simulation: clients are actors of Ray, on this machine."""
     # Ray lets its actors give way to everything else on the machine; here they are the work itself.
-    for name, value in {**QUIET, "RAY_worker_niceness": "0"}.items():
+    for name, value in {**QUIET, "RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}.items():
         os.environ.setdefault(name, value)
     flwr = _flwr()
     experiment = experiment_from(table)  # what is wrong is said before Ray starts
@@ -169,7 +171,8 @@ def on_ray(
     with _stopping(stop):
         flwr.simulation.run_simulation(
             app,
-            client_app(table),
+            # Beside the checkpoints that mean them: what Flower keeps would not outlive this process.
+            client_app(table, state=None if out is None else (out / experiment.name / "nodes").resolve()),
             num_supernodes=experiment.simulation.clients.num_clients,
             backend_config={
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
