@@ -21,7 +21,7 @@ from typing import Any
 
 from laconic.codecs import parse
 from laconic.core import ConfigError, LaconicError, checked_settings, did_you_mean, find_object, resolved_settings
-from laconic.data import Federation, sources, with_rotated_client
+from laconic.data import Federation, sources, with_rotated_client, with_validation
 from laconic.engine import Newcomer, Schedule
 from laconic.experiment import Experiment, make_task, prepare
 from laconic.methods import KeepLocal, methods
@@ -41,6 +41,7 @@ class _RunSettings:
     seed: int
     checkpoint_every: int
     device: str
+    validation: float | None
     schedule: Schedule
 
 
@@ -50,13 +51,14 @@ def _run(
     seed: int = 0,
     checkpoint_every: int = 10,
     device: str = "cpu",
+    validation: float | None = None,
     schedule: Schedule = Schedule(),  # noqa: B008
 ) -> _RunSettings:
     if seed < 0:
         raise ConfigError(f"run.seed must not be negative, got {seed}.")
     if checkpoint_every < 1:
         raise ConfigError(f"run.checkpoint_every must be at least 1, got {checkpoint_every}.")
-    return _RunSettings(name, seed, checkpoint_every, device, schedule)
+    return _RunSettings(name, seed, checkpoint_every, device, validation, schedule)
 
 
 def _link(*, up: str | list[str] | None = None, down: str | list[str] | None = None) -> dict[str, str | None]:
@@ -143,6 +145,8 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]]) -> Experiment:
     data_settings = dict(table["data"])
     source = _word(data_settings, "source", "[data]")
     federation = _federation(source, data_settings, seed=run.seed)
+    if run.validation is not None:
+        federation = with_validation(federation, fraction=run.validation, seed=run.seed)
     schedule = run.schedule
     device = _new_device(**checked_settings(_new_device, table.get("new_device", {}), where="[new_device]"))
     if device.enabled:

@@ -25,7 +25,7 @@ from laconic.core import (
     preferred_link,
     tree_sha256,
 )
-from laconic.data import Federation, digits
+from laconic.data import Federation, digits, with_validation
 from laconic.engine import Link, Newcomer, Observer, Run, RunDirectory, Schedule, Simulation, execute, settings_text
 from laconic.methods import fedavg, methods
 from laconic.models import initialize, load_state, models, named_scheme, user_model
@@ -165,6 +165,7 @@ def fit(
     new_test: bool = False,
     newcomer: Newcomer | None = None,
     probe: str | None = None,
+    validation: float | None = None,
     device: str = "cpu",
     out: Path | str | None = None,
     name: str = "run",
@@ -176,7 +177,8 @@ def fit(
     """Train a model across the clients of a federation, with every byte counted.
 
     With `out`, the run leaves its files in `out/name` and can be resumed. `up` and `down` are float32 unless given, or
-    what the method is made for (`mask` for `fedpm`).
+    what the method is made for (`mask` for `fedpm`). `validation` is the share of every client's training examples that
+    is held out, to decide by.
 
     >>> import laconic as lc
     >>> run = lc.fit(method=lc.fedprox(mu=0.01), data=lc.data.digits(clients=10), rounds=2, cohort=5, workers=0)
@@ -195,6 +197,8 @@ def fit(
         newcomer=newcomer,
         probe=probe,
     )
+    if validation is not None:
+        data = with_validation(data, fraction=validation, seed=seed)
     chosen = methods.build(method, {}) if isinstance(method, str) else method
     task = make_task(data, model, loss=loss, metrics=metrics, init=init, device=device)
     simulation = prepare(method=chosen, task=task, federation=data, schedule=schedule, seed=seed, up=up, down=down)

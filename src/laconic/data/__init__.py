@@ -31,6 +31,7 @@ from laconic.data.sources import (
     svhn,
 )
 from laconic.data.synthetic import linear_teachers, synthetic
+from laconic.data.validation import with_validation
 from laconic.data.vqa import easy_vqa
 
 __all__ = [
@@ -67,4 +68,5 @@ __all__ = [
     "svhn",
     "synthetic",
     "with_rotated_client",
+    "with_validation",
 ]

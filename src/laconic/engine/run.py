@@ -42,7 +42,8 @@ from laconic.engine.store import ClientStore, DiskStore, Store, pack
 from laconic.models import artifact_of, multiply_adds, num_parameters
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_JUDGED = ("global_", "local_", "new_", "vote_", "newcomer_", "posthoc_", "auc")  # figures of evaluations
+_JUDGED = ("global_", "validation_", "local_", "new_", "vote_", "newcomer_", "posthoc_", "auc")
+"""What figures of evaluations begin with."""
 _FREE = {"run.workers", "run.checkpoint_every", "run.store"}  # settings that do not change the result
 
 
@@ -352,6 +353,7 @@ def _summary(simulation: Simulation, facts: Mapping[str, Any], history: list[Rec
         "global_accuracy": judged.get("global_accuracy"),
         "local_accuracy": judged.get("local_accuracy"),
         **{name: value for name, value in judged.items() if name.startswith(_JUDGED)},
+        **{name: record[name] for record in history for name in ("goal_round",) if name in record},
         **method.metrics(state.server),
         "bytes_up": state.ledger.bytes_up,
         "bytes_down": state.ledger.bytes_down,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from laconic.core import ConfigError, Method, Registry
+from laconic.core import ConfigError, Goal, Method, Registry
 from laconic.methods.bernoulli_mask import MASK_SOLVER, BernoulliMask, Evaluate, Reset, Ste
 from laconic.methods.em import EM, Weighting
 from laconic.methods.gaussian import Gaussian
@@ -233,6 +233,8 @@ def lg_fedavg(
     global_part: Literal["last", "first"] = "last",
     private: tuple[str, ...] | None = None,
     fedavg_rounds: int = 0,
+    goal: float | None = None,
+    goal_on: Literal["validation", "test"] = "validation",
     start: Start = "server",
     lg_lr: float | None = None,
     mu: float = 0.0,
@@ -247,7 +249,8 @@ def lg_fedavg(
     """LG-FedAvg: private layers on the devices, a small global model among them (Liang et al., 2020).
 
     The `global_layers` layers at the `global_part` end are shared; or all but the leaves that match `private`.
-    `fedavg_rounds` of FedAvg on the whole model come first (phase A); `lg_lr` is the learning rate after them.
+    `fedavg_rounds` of FedAvg on the whole model come first (phase A), or as many as reach the accuracy `goal` at an
+    evaluation, or whichever ends sooner; `lg_lr` is the learning rate after them.
     """
     method = EM("fedprox" if mu else "fedavg", Gaussian(mu), solver, weighting=weighting)
     end: Literal["last", "first"] = "first" if global_part == "last" else "last"
@@ -257,6 +260,7 @@ def lg_fedavg(
         called="lg_fedavg",
         first=None if lg_lr is None else method,
         first_rounds=fedavg_rounds,
+        goal=None if goal is None else Goal(goal, goal_on),
         start=start,
         warmup_epochs=warmup_epochs,
         warmup_after=warmup_after,
