@@ -18,7 +18,7 @@ from laconic.methods.local_global import Depth, KeepLocal, Start
 from laconic.methods.lockstep import Synchronous
 from laconic.methods.mixture import Mixture
 from laconic.methods.multitask import MultiTask, Omega
-from laconic.methods.objectives import Kind, objective_of
+from laconic.methods.objectives import Kind, Opponent, objective_of
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Solver
 from laconic.methods.spike_slab import Sparsity, SpikeSlab
@@ -243,6 +243,7 @@ def lg_fedavg(
     objective: Kind = "supervised",
     objective_weight: float | None = None,
     permutations: int = 24,
+    adversary: Opponent = Opponent(),
     weighting: Weighting = "examples",
     solver: Solver = Solver(),
 ) -> KeepLocal:
@@ -264,7 +265,7 @@ def lg_fedavg(
         start=start,
         warmup_epochs=warmup_epochs,
         warmup_after=warmup_after,
-        objective=objective_of(objective, weight=objective_weight, permutations=permutations),
+        objective=objective_of(objective, weight=objective_weight, permutations=permutations, opponent=adversary),
     )
 
 
