@@ -42,7 +42,7 @@ def curves(axes: Axes, folder: Path, against: str, family: str) -> None:
 
 
 def fairness(axes: Axes, folder: Path, family: str) -> None:
-    """Devices' accuracy against the AUC of an adversary that was fitted afterwards: one point per run, joined over λ."""
+    """Devices' accuracy against the AUC of an adversary that was fitted afterwards; runs are joined over λ."""
     points = []
     for path in folder.glob(f"{family}*.summary.json"):
         name = re.sub(r"-s[0-9]+$", "", path.name.removesuffix(".summary.json").removeprefix(family))
@@ -50,12 +50,16 @@ def fairness(axes: Axes, folder: Path, family: str) -> None:
         points.append((float(strength[1]) if strength else -1.0, name, json.loads(path.read_text())))
     for figure, attribute in PROTECTED.items():
         order = sorted(points, key=lambda point: point[:2])
-        fought = [(100 * s[figure], 100 * s["local_accuracy"]) for w, _, s in order if w >= 0]
-        (line,) = axes.plot(*zip(*fought, strict=True), "o-", markersize=3, linewidth=1.2, label=f"LG + adversary, {attribute}")
+        color = f"C{list(PROTECTED).index(figure)}"
+        for kind, style in (("lg-adversary", "o:"), ("lg-opponent", "o-")):
+            fought = [(100 * s[figure], 100 * s["local_accuracy"]) for w, n, s in order if w >= 0 and n.startswith(kind)]
+            if fought:
+                axes.plot(*zip(*fought, strict=True), style, color=color, markersize=3, label=f"{kind}, {attribute}")
         for strength, name, summary in order:
             at = (100 * summary[figure], 100 * summary["local_accuracy"])
             if strength < 0:
-                axes.plot(*at, marker="s" if name == "fedavg" else "^", color=line.get_color(), label=f"{name}, {attribute}", linestyle="")
+                marker = "s" if name == "fedavg" else "^"
+                axes.plot(*at, marker=marker, color=color, label=f"{name}, {attribute}", linestyle="")
             else:
                 axes.annotate(f"{strength:g}", at, fontsize=6, xytext=(3, 3), textcoords="offset points")
     axes.axvspan(45, 55, alpha=0.1)

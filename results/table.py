@@ -94,7 +94,8 @@ def fairness(rows: dict[str, dict], base: dict) -> None:
     for name, group in seeds(rows).items():
         lost = 100 * (base["local_accuracy"] - statistics.mean(row["local_accuracy"] for row in group))
         figures = ("new_accuracy", "auc", "posthoc_auc_0", "posthoc_auc_1")
-        print(f"| {name} | {len(group)} | {spread(group, 'local_accuracy')} | {lost:.2f} | " + " | ".join(spread(group, f) for f in figures) + " |")
+        rest = " | ".join(spread(group, figure) for figure in figures)
+        print(f"| {name} | {len(group)} | {spread(group, 'local_accuracy')} | {lost:.2f} | {rest} |")
 
 
 def newcomers(rows: dict[str, dict], base: dict) -> None:

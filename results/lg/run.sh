@@ -24,6 +24,7 @@ adult() {  # adult SEED: both splits, three methods, the curve over lambda
         done
         for weight in 0.03 0.3 1.0 3.0 10.0 30.0; do
             go adult-$kind-lg-adversary -w$weight-s$1 --set run.seed=$1 --set method.objective_weight=$weight
+            go adult-$kind-lg-opponent -w$weight-s$1 --set run.seed=$1 --set method.objective_weight=$weight
         done
     done
 }
