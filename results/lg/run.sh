@@ -17,14 +17,23 @@ branch() {  # branch FROM ROUND FILE SUFFIX: FROM's rounds are FILE's up to ROUN
     test -d "$out/$3$4" || python "$here/branch.py" "$out/$1" "$2" "$here/$3.toml" "$out" "$3$4"
 }
 
-adult() {  # adult SEED: both splits, three methods, the curve over lambda
+adult() {  # adult SEED: both splits, three methods, the curve over lambda against the paper's adversary
     for kind in iid noniid; do
         for method in fedavg lg; do
             go adult-$kind-$method -s$1 --set run.seed=$1
         done
         for weight in 0.03 0.3 1.0 3.0 10.0 30.0; do
             go adult-$kind-lg-adversary -w$weight-s$1 --set run.seed=$1 --set method.objective_weight=$weight
-            go adult-$kind-lg-opponent -w$weight-s$1 --set run.seed=$1 --set method.objective_weight=$weight
+        done
+    done
+}
+
+opponent() {  # opponent SEED LAMBDA…: the curve against a strong one
+    seed=$1
+    shift
+    for weight in "$@"; do
+        for kind in iid noniid; do
+            go adult-$kind-lg-opponent -w$weight-s$seed --set run.seed=$seed --set method.objective_weight=$weight
         done
     done
 }
@@ -46,6 +55,7 @@ rotated() {  # rotated KIND C METHOD [SUFFIX more words]
 }
 
 adult 0
+opponent 0 3.0 10.0
 mnist 0
 test -f "$out/mnist-lg-s0/round-400.safetensors" ||
     python "$here/branch.py" "$out/mnist-lg-s0" 400 "$out/mnist-lg-s0/round-400.safetensors"
@@ -55,6 +65,7 @@ for kind in iid noniid; do
         rotated $kind 0.0 $method
     done
 done
+opponent 0 1.0 30.0 0.3
 go mnist-lg-eden -s0
 go cifar10-lg -s0
 branch cifar10-lg-s0 600 cifar10-fedavg -s0
@@ -70,4 +81,5 @@ done
 for seed in 1 2; do
     mnist $seed
     adult $seed
+    opponent $seed 1.0 3.0 10.0
 done
