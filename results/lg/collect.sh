@@ -11,7 +11,9 @@ for run in "$out"/*/summary.json; do
     cp "$run" "$here/$name.summary.json"
 done
 picture() {  # picture FILE HOW FAMILY
-    ls "$here/$3"*.jsonl >/dev/null 2>&1 && python "$here/../plot.py" "$here" "$here/$1.svg" "$2" "$3"
+    if ls "$here/$3"*.jsonl >/dev/null 2>&1; then
+        python "$here/../plot.py" "$here" "$here/$1.svg" "$2" "$3"
+    fi
 }
 picture mnist local mnist-
 picture cifar10 local cifar10-
@@ -19,4 +21,3 @@ for kind in iid noniid; do
     picture fairness-$kind fairness adult-$kind-
     picture newcomer-$kind newcomer rotated-$kind-
 done
-true
