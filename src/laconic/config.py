@@ -33,7 +33,7 @@ from laconic.core import (
     preferred_link,
     resolved_settings,
 )
-from laconic.data import Federation, sources, with_rotated_client
+from laconic.data import Federation, sources, with_rotated_client, with_validation
 from laconic.engine import Newcomer, Schedule
 from laconic.experiment import Deployment, Experiment, make_task, prepare
 from laconic.methods import KeepLocal, methods
@@ -54,6 +54,7 @@ class _RunSettings:
     checkpoint_every: int
     device: str
     channels_last: bool
+    validation: float | None
     schedule: Schedule
 
 
@@ -64,13 +65,14 @@ def _run(
     checkpoint_every: int = 10,
     device: str = "cpu",
     channels_last: bool = False,
+    validation: float | None = None,
     schedule: Schedule = Schedule(),  # noqa: B008
 ) -> _RunSettings:
     if seed < 0:
         raise ConfigError(f"run.seed must not be negative, got {seed}.")
     if checkpoint_every < 1:
         raise ConfigError(f"run.checkpoint_every must be at least 1, got {checkpoint_every}.")
-    return _RunSettings(name, seed, checkpoint_every, device, channels_last, schedule)
+    return _RunSettings(name, seed, checkpoint_every, device, channels_last, validation, schedule)
 
 
 def _link(*, up: str | list[str] | None = None, down: str | list[str] | None = None) -> dict[str, str | None]:
@@ -233,6 +235,8 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]], *, place: Place | No
     federation = _federation(source, data_settings, seed=run.seed)
     if place is not None and federation.num_clients == 1:
         federation = federation.placed(place.client, of=place.of)
+    if run.validation is not None:
+        federation = with_validation(federation, fraction=run.validation, seed=run.seed)
     schedule = run.schedule
     device = _new_device(**checked_settings(_new_device, table.get("new_device", {}), where="[new_device]"))
     if device.enabled:

@@ -25,7 +25,7 @@ from laconic.core import (
     preferred_link,
     tree_sha256,
 )
-from laconic.data import Federation, digits
+from laconic.data import Federation, digits, with_validation
 from laconic.engine import Link, Newcomer, Observer, Run, RunDirectory, Schedule, Simulation, execute, settings_text
 from laconic.methods import fedavg, methods
 from laconic.models import initialize, load_state, models, named_scheme, user_model
@@ -177,6 +177,7 @@ def experiment(
     loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
     init: Mapping[str, Tensor] | Path | str | None = None,
+    validation: float | None = None,
     device: str = "cpu",
     channels_last: bool = False,
     name: str = "run",
@@ -184,6 +185,8 @@ def experiment(
     hashed: bool = True,
 ) -> Experiment:
     """A run from objects, ready to start. `hashed` for one that leaves files: they tell whether it is the same run."""
+    if validation is not None:
+        data = with_validation(data, fraction=validation, seed=seed)
     data = data.channels_last() if channels_last else data
     chosen = methods.build(method, {}) if isinstance(method, str) else method
     task = make_task(data, model, loss=loss, metrics=metrics, init=init, device=device)
@@ -232,6 +235,7 @@ def fit(
     new_test: bool = False,
     newcomer: Newcomer | None = None,
     probe: str | None = None,
+    validation: float | None = None,
     device: str = "cpu",
     channels_last: bool = False,
     out: Path | str | None = None,
@@ -244,7 +248,8 @@ def fit(
     """Train a model across the clients of a federation, with every byte counted.
 
     With `out`, the run leaves its files in `out/name` and can be resumed. `up` and `down` are float32 unless given, or
-    what the method is made for (`mask` for `fedpm`). `channels_last` makes convolutions on a CPU quicker.
+    what the method is made for (`mask` for `fedpm`). `channels_last` makes convolutions on a CPU quicker. `validation`
+    is the share of every client's training examples that is held out, to decide by.
 
     >>> import laconic as lc
     >>> run = lc.fit(method=lc.fedprox(mu=0.01), data=lc.data.digits(clients=10), rounds=2, cohort=5, workers=0)
@@ -274,6 +279,7 @@ def fit(
         loss=loss,
         metrics=metrics,
         init=init,
+        validation=validation,
         device=device,
         channels_last=channels_last,
         name=name,

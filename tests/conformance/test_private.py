@@ -21,6 +21,7 @@ METHODS: dict[str, Any] = {
     "fedopt": KeepLocal(fedopt(solver=SOLVER), ("3.*",)),
     "fedsparse": KeepLocal(fedsparse(solver=SOLVER), ("3.*",)),
     "phases": lg_fedavg(fedavg_rounds=2, solver=SOLVER),
+    "goal": lg_fedavg(goal=1.0, goal_on="test", fedavg_rounds=2, solver=SOLVER),
     "objective": KeepLocal(fedavg(solver=SOLVER), ("0.*",), objective=Autoencoder(hidden=4)),
     "alone": local_only(solver=SOLVER),
 }

@@ -52,7 +52,9 @@ down = "eden:bits=4"
 """,
     # Private leaves on disk, in both phases, and residuals beside them.
     "lg": """name = "lg_fedavg"
-fedavg_rounds = 6
+fedavg_rounds = 12
+goal = 0.5
+goal_on = "test"
 [link]
 up = "ef(topk:fraction=0.5)"
 """,

@@ -12,6 +12,7 @@ from laconic.codecs import parse
 from laconic.core import (
     ClientInfo,
     ConfigError,
+    Goal,
     Key,
     Method,
     Task,
@@ -22,6 +23,7 @@ from laconic.core import (
     read_state,
     tree_sha256,
 )
+from laconic.data import with_validation
 from laconic.engine import Link, Schedule, Simulation, unpack
 from laconic.methods import (
     Depth,
@@ -379,3 +381,70 @@ def test_three_global_layers_do_not_give_the_printed_cost() -> None:
 def test_the_cost_column_of_a_run_counts_what_is_shared() -> None:
     run = done(simulation(lg_fedavg(fedavg_rounds=1, solver=SOLVER), rounds=3))
     assert run.state.ledger.paper_bytes == 4 * 4 * 2 * (51 + 21 + 21)
+
+
+# --- until a goal ----------------------------------------------------------------------------------------------------
+
+HELD = with_validation(FEDERATION, fraction=0.25)
+AIMING = lg_fedavg(goal=0.6, solver=SOLVER)
+
+
+def aiming(method: Any = AIMING, *, rounds: int = 12, workers: int = 0, up: str = "float32") -> Simulation:
+    link = Link(parse(up), parse("float32"))
+    schedule = Schedule(rounds=rounds, cohort=4, workers=workers, eval_every=2)
+    return Simulation(method, small_task(), HELD, link, schedule, seed=0)
+
+
+def test_phase_a_ends_at_the_first_evaluation_that_reaches_the_goal() -> None:
+    records = list(aiming())
+    judged = [record for record in records if "validation_accuracy" in record]
+    (ended,) = [record["round"] for record in records if "goal_round" in record]
+    assert 2 < ended < 10, "a goal that is reached neither at once nor at the end"
+    for record in judged:
+        assert (record["validation_accuracy"] >= 0.6) >= (record["round"] == ended)
+        assert record["round"] >= ended or record["validation_accuracy"] < 0.6
+        assert ("shared_parameters" in record) == (record["round"] > ended)
+
+
+def test_a_goal_gives_what_the_same_rounds_counted_give() -> None:
+    run = done(aiming())
+    ended = next(record["round"] for record in aiming() if "goal_round" in record)
+    counted = done(aiming(lg_fedavg(fedavg_rounds=ended, solver=SOLVER)))
+    assert tree_sha256(run.state.server) == tree_sha256(counted.state.server)
+    assert dict(run.state.personal) == dict(counted.state.personal)
+    assert run.state.ledger.bytes_up == counted.state.ledger.bytes_up
+    assert run.state.ledger.paper_bytes == counted.state.ledger.paper_bytes
+    # Every bit takes a byte: two in phase A, where there was none, and one more in phase B.
+    assert run.state.ledger.bytes_down == counted.state.ledger.bytes_down + 4 * (2 * ended + (12 - ended))
+
+
+@pytest.mark.parametrize("up", ["float32", "ef(topk:fraction=0.5 | eden:bits=4)"])
+def test_a_goal_does_not_depend_on_workers(up: str) -> None:
+    one, two = done(aiming(up=up)), done(aiming(up=up, workers=2))
+    assert tree_sha256(one.state.server) == tree_sha256(two.state.server)
+
+
+def test_rounds_limit_a_phase_that_misses_its_goal() -> None:
+    run = done(aiming(lg_fedavg(goal=1.0, fedavg_rounds=3, solver=SOLVER), rounds=5))
+    counted = done(aiming(lg_fedavg(fedavg_rounds=3, solver=SOLVER), rounds=5))
+    assert tree_sha256(run.state.server) == tree_sha256(counted.state.server)
+    never = done(aiming(lg_fedavg(goal=1.0, solver=SOLVER), rounds=3))
+    assert not dict(never.state.personal)
+
+
+def test_a_goal_on_test_data_is_by_name() -> None:
+    records = list(aiming(lg_fedavg(goal=0.5, goal_on="test", solver=SOLVER)))
+    (ended,) = [record["round"] for record in records if "goal_round" in record]
+    assert records[ended - 1]["global_accuracy"] >= 0.5
+    with pytest.raises(ConfigError, match="validation data, but none is held out; set run"):
+        simulation(AIMING)
+    with pytest.raises(ConfigError, match=r"goal must be an accuracy above 0 and at most 1, got 97\.5"):
+        lg_fedavg(goal=97.5)
+    with pytest.raises(ConfigError, match="goal needs methods that send plain weights"):
+        KeepLocal(INNER["fedensemble"], ("0.*",), goal=Goal(0.5)).bind(small_task())
+    with pytest.raises(ConfigError, match="start = 'own' goes without rounds on the whole model"):
+        lg_fedavg(goal=0.5, start="own")
+
+
+def test_the_laws_hold_in_both_phases() -> None:
+    check_method(lg_fedavg(goal=0.9, goal_on="test", solver=SOLVER), task=small_task(batch_norm=True), workers=0)

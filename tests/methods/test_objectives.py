@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from laconic.core import ClientData, ClientInfo, ConfigError, DataError, Key, Part, Task, Tree, num_values
-from laconic.methods import Adversary, Autoencoder, Jigsaw, KeepLocal, Solver, fedavg, lg_fedavg
+from laconic.methods import Adversary, Autoencoder, Jigsaw, KeepLocal, Opponent, Solver, fedavg, lg_fedavg
 from laconic.methods.objectives import Contest, adversary_net, orders_of, representation, shuffled
 from laconic.models import models
+from laconic.models.initial import initialize
 from laconic.testing import check_method, small_task
 
 KEY = Key.from_seed(0)
@@ -43,11 +44,12 @@ def turn(method: Any, personal: Tree | None = None, data: ClientData | None = No
     return method.client_update(received, personal or {}, data or images(), CLIENT, KEY)
 
 
-def contest(weight: float = 0.5) -> tuple[Task, Contest, ClientData]:
+def contest(weight: float = 0.5, **opponent: Any) -> tuple[Task, Contest, ClientData]:
     task, data = image_task(), images()
     task.load(task.init(KEY))
     net = adversary_net(6, 2, 8)
-    return task, Contest(task, "1", net, weight, lr=0.1), data
+    initialize(net, KEY)
+    return task, Contest(task, "1", net, weight, lr=0.1, opponent=Opponent(**opponent)), data
 
 
 # --- the adversary (§9.5 e) ------------------------------------------------------------------------------------------
@@ -60,7 +62,7 @@ def test_the_adversary_gets_the_gradient_of_its_own_loss() -> None:
     h = module[1](x.flatten(1)).detach()
     loss = 0.5 * F.binary_cross_entropy_with_logits(side.net(h), marks, reduction="none").mean(0).sum()
     expected = torch.autograd.grad(loss, list(side.net.parameters()))
-    for got, wanted in zip(side.adversary_gradients(x, marks), expected, strict=True):
+    for got, wanted in zip(side.adversary_gradients(h, marks), expected, strict=True):
         torch.testing.assert_close(got, wanted)
     assert all(float(wanted.abs().max()) > 0 for wanted in expected)
 
@@ -91,6 +93,43 @@ def test_a_step_of_the_adversary_leaves_the_model_alone_and_lowers_its_loss() ->
         side.prepare(x, marks)
     assert losses[-1] < losses[0]
     assert all(torch.equal(p, old) for p, old in zip(task.module.parameters(), before, strict=True))
+
+
+def test_a_stronger_opponent_learns_more_from_a_mini_batch() -> None:
+    after = {}
+    for name, opponent in {
+        "one step": {},
+        "ten steps": {"steps": 10},
+        "adam": {"steps": 10, "optimizer": "adam", "lr": 0.01, "standardize": True},
+    }.items():
+        task, side, data = contest(1.0, **opponent)
+        x, marks = data.train.tensors()[0], data.train.protected[data.train.index]  # type: ignore[index]
+        side.prepare(x, marks)
+        after[name] = side.adversary_loss(representation(task.module, "1", x), marks).item()
+    assert after["ten steps"] < after["one step"]
+    assert after["adam"] < after["one step"]
+
+
+def test_what_is_standardised_has_no_scale() -> None:
+    _, side, data = contest(standardize=True)
+    marks = data.train.protected[data.train.index]  # type: ignore[index]
+    h = torch.randn(len(marks), 6, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(
+        side.adversary_loss(h, marks), side.adversary_loss(1000 * h + 5, marks), rtol=1e-3, atol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("opponent", "said"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"lr": -1.0}, "lr must be positive"),
+        ({"optimizer": "x"}, "adam"),
+    ],
+)
+def test_opponents_that_are_refused(opponent: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Opponent(**opponent)
 
 
 def test_an_adversary_of_no_weight_changes_nothing_that_is_sent() -> None:

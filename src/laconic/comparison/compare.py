@@ -55,6 +55,7 @@ class Conditions(TypedDict, total=False):
     new_test: bool
     newcomer: Newcomer | None
     probe: str | None
+    validation: float | None
     device: str
     channels_last: bool
     checkpoint_every: int

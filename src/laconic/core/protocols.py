@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, cast, runtime_checkable
+from typing import Literal, Protocol, cast, runtime_checkable
 
 from torch import nn
 
 from laconic.core.data import ClientData, ClientInfo
+from laconic.core.errors import ConfigError, one_of
 from laconic.core.random import Key
 from laconic.core.task import Task
 from laconic.core.tree import Spec, Tree, exact_names, expectations
@@ -104,6 +105,45 @@ class Ensembled(Protocol):
 
     def own_part(self, personal: Tree) -> Tree:
         """What a client would have to send once, so that the server has the client's model."""
+        ...
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How accurate the server's model must be, and on which data: held-out training data, or the common test set.
+
+    >>> Goal(0.975).figure
+    'validation_accuracy'
+    """
+
+    accuracy: float
+    on: Literal["validation", "test"] = "validation"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.accuracy <= 1:
+            raise ConfigError(f"a goal must be an accuracy above 0 and at most 1, got {self.accuracy}.")
+        one_of("goal_on", self.on, ("validation", "test"))
+
+    @property
+    def figure(self) -> str:
+        """Its name in a record."""
+        return "global_accuracy" if self.on == "test" else f"{self.on}_accuracy"
+
+
+@runtime_checkable
+class Phased(Protocol):
+    """A method with a phase that ends when the server's model is good enough.
+
+    A method sees no accuracies: after every evaluation the engine compares, and what `advance` gives is the state from
+    then on. So the phase is part of the state, and clients learn of it from what they receive.
+    """
+
+    def aim(self, server: Tree) -> Goal | None:
+        """What ends the phase that the state is in, if anything does."""
+        ...
+
+    def advance(self, server: Tree) -> Tree:
+        """The state in the next phase."""
         ...
 
 

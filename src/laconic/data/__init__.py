@@ -32,6 +32,7 @@ from laconic.data.sources import (
 )
 from laconic.data.split import QUANTILES, split_of
 from laconic.data.synthetic import linear_teachers, synthetic
+from laconic.data.validation import with_validation
 from laconic.data.vqa import easy_vqa
 
 __all__ = [
@@ -70,4 +71,5 @@ __all__ = [
     "svhn",
     "synthetic",
     "with_rotated_client",
+    "with_validation",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -26,7 +26,7 @@ class Federation:
 
     `classes` is 0 for regression, whose targets have the shape (examples, outputs). `dropped` counts training
     examples that the partition left to nobody. `protected` holds protected attributes of every row, where the
-    data has them: `federation.protected[part.index]`.
+    data has them: `federation.protected[part.index]`. `held` are rows to decide by (`with_validation`).
 
     >>> federation = Federation.from_arrays((np.eye(12), np.arange(12) % 3), clients=2, test_fraction=0.5)
     >>> federation
@@ -44,6 +44,7 @@ class Federation:
     classes: int
     dropped: int = 0
     protected: Tensor | None = None
+    held: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def __post_init__(self) -> None:
         check_pair(self.x, self.y, where=self.name)
@@ -55,16 +56,16 @@ class Federation:
                 f"{len(self.test_rows)}; give both for every client."
             )
         uses = np.zeros(len(self.x), dtype=np.int8)
-        for rows in (self.train_rows.flat, self.test_rows.flat, self.common.numpy()):
+        for rows in (self.train_rows.flat, self.test_rows.flat, self.common.numpy(), self.held.numpy()):
             if len(rows) and not 0 <= rows.min() <= rows.max() < len(self.x):
                 raise DataError(f"{self.name} names rows outside its {len(self.x)} examples.")
         np.add.at(uses, self.train_rows.flat, 1)
         if uses.max(initial=0) > 1:
             raise DataError(f"{self.name} gives example {int(uses.argmax())} to more than one client.")
-        tested = np.concatenate([self.test_rows.flat, self.common.numpy()])
+        tested = np.concatenate([self.test_rows.flat, self.common.numpy(), self.held.numpy()])
         if uses[tested].any():
             row = int(tested[uses[tested].argmax()])
-            raise DataError(f"{self.name} has example {row} among both training and test rows.")
+            raise DataError(f"{self.name} has example {row} among both training and test or validation rows.")
 
     @classmethod
     def from_arrays(
@@ -217,6 +218,11 @@ class Federation:
     def test(self) -> Part:
         """The common test set."""
         return Part(self.x, self.y, self.common)
+
+    @property
+    def validation(self) -> Part:
+        """What was held out of the training examples; empty as a rule."""
+        return Part(self.x, self.y, self.held)
 
     def client(self, client: int) -> ClientData:
         """One client's data."""

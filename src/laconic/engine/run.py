@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_JUDGED = ("global_", "local_", "new_", "vote_", "newcomer_", "posthoc_", "auc")  # figures of evaluations
+_JUDGED = ("global_", "validation_", "local_", "new_", "vote_", "newcomer_", "posthoc_", "auc")
+"""What figures of evaluations begin with."""
 _LOCK = ".lock"
 _FREE = {"run.workers", "run.checkpoint_every", "run.store", "deploy.deadline"}  # what does not change the result
 
@@ -440,6 +441,7 @@ def _summary(simulation: Simulation, facts: Mapping[str, Any], history: list[Rec
         "global_accuracy": judged.get("global_accuracy"),
         "local_accuracy": judged.get("local_accuracy"),
         **{name: value for name, value in judged.items() if name.startswith(_JUDGED)},
+        **{name: record[name] for record in history for name in ("goal_round",) if name in record},
         **method.metrics(state.server),
         "bytes_up": state.ledger.bytes_up,
         "bytes_down": state.ledger.bytes_down,

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
@@ -26,9 +26,11 @@ from laconic.core import (
     Codec,
     ConfigError,
     Ensembled,
+    Goal,
     Key,
     Method,
     PayloadError,
+    Phased,
     Reply,
     Task,
     Tree,
@@ -159,6 +161,14 @@ class Simulation:
                 f"{self.method.name}: its clients march in step, so all of them take part in every round; "
                 f"set run.cohort to {clients.num_clients} (got {schedule.cohort}), or local_steps to more than 1."
             )
+        goal = self._goal()
+        if goal is not None and "accuracy" not in task.metrics:
+            raise ConfigError(f"{self.method.name}: its goal is an accuracy, but this task has no metric of that name.")
+        if goal is not None and goal.on == "validation" and not len(clients.validation):
+            raise ConfigError(
+                f"{self.method.name}: its goal is judged on validation data, but none is held out; "
+                "set run.validation (to 0.1, say), or goal_on = 'test', as the published code does."
+            )
         if not self.method.per_client:
             first = self.agreement.first_known()
             link.up.init_state(self.method.message_spec(first))
@@ -203,9 +213,20 @@ class Simulation:
             record.update(self._judge(pool))
         if number == self.schedule.rounds:
             record.update(self._judge_finally(pool, record))
+        self._end_phase(record)
         record.update(pool.figures())
         record["seconds"] = time.perf_counter() - began
         return record
+
+    def _end_phase(self, record: Record) -> None:
+        """Go on to the method's next phase where the evaluation says that its goal is reached."""
+        goal = self._goal()
+        if goal is not None and record.get(goal.figure, 0.0) >= goal.accuracy:
+            self.state.server = cast(Phased, self.method).advance(self.state.server)
+            record["goal_round"] = record["round"]
+
+    def _goal(self) -> Goal | None:
+        return self.method.aim(self.state.server) if isinstance(self.method, Phased) else None
 
     def _keep(self, exchange: _Exchange, number: int, server: Tree | None) -> None:
         """Make a round part of the state. Until `round` is set again, an interrupted state is not a whole one."""
@@ -221,11 +242,12 @@ class Simulation:
         state, method = self.state, self.method
         record: Record = dict(method.metrics(state.server))
         pool.share(server=pack(state.server))
-        count = len(chunks(self.clients.test))
-        total = Score(0, {})
-        for score in pool.map((JudgeServer(i) for i in range(count)), count=count):
-            total += score
-        record.update({f"global_{name}": value for name, value in total.means().items()})
+        for figure, part in (("global", self.clients.test), ("validation", self.clients.validation)):
+            count, held_out = len(chunks(part)), figure == "validation"
+            total = Score(0, {})
+            for score in pool.map((JudgeServer(i, held_out) for i in range(count)), count=count):
+                total += score
+            record.update({f"{figure}_{name}": value for name, value in total.means().items()})
         newcomer = None if self.schedule.newcomer is None else self.clients.num_clients - 1
         if method.stateful:
             self._share_held(pool)

@@ -56,6 +56,11 @@ class Clients(Protocol):
         """The common test set."""
         ...
 
+    @property
+    def validation(self) -> Part:
+        """Examples to decide by, if there are any."""
+        ...
+
     def client(self, client: int) -> ClientData:
         """One client's data."""
         ...
@@ -149,6 +154,11 @@ class Station:
         """The common test set in pieces."""
         return chunks(self.clients.test)
 
+    @cached_property
+    def validation_chunks(self) -> list[Part]:
+        """What is held out to decide by, in pieces."""
+        return chunks(self.clients.validation)
+
 
 class Job(Protocol):
     """Something to compute at a station."""
@@ -209,15 +219,17 @@ class Train:
 
 @dataclass(frozen=True)
 class JudgeServer:
-    """The server's predictor on one piece of the common test set."""
+    """The server's predictor on one piece of the common test set, or of what is held out to decide by."""
 
     chunk: int
+    held_out: bool = False
     small = True
     once = False
 
     def run(self, station: Station) -> Score:
         """Its score."""
-        return evaluate(station.agreement.method.task, station.predictor, station.test_chunks[self.chunk])
+        pieces = station.validation_chunks if self.held_out else station.test_chunks
+        return evaluate(station.agreement.method.task, station.predictor, pieces[self.chunk])
 
 
 @dataclass(frozen=True)

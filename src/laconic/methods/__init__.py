@@ -25,7 +25,7 @@ from laconic.methods.local_global import Depth, KeepLocal
 from laconic.methods.lockstep import Synchronous
 from laconic.methods.mixture import Mixture, responsibilities
 from laconic.methods.multitask import MultiTask
-from laconic.methods.objectives import Adversary, Autoencoder, Jigsaw
+from laconic.methods.objectives import Adversary, Autoencoder, Jigsaw, Opponent
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Fit, Latent, Pull, Solver, adam, fit, sgd
 from laconic.methods.spike_slab import SpikeSlab
@@ -47,6 +47,7 @@ __all__ = [
     "Latent",
     "Mixture",
     "MultiTask",
+    "Opponent",
     "Posterior",
     "Prior",
     "Pull",

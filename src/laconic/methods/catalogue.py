@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from laconic.core import ConfigError, Method, Registry
+from laconic.core import ConfigError, Goal, Method, Registry
 from laconic.methods.bernoulli_mask import MASK_SOLVER, BernoulliMask, Evaluate, Reset, Ste
 from laconic.methods.em import EM, Weighting
 from laconic.methods.gaussian import Gaussian
@@ -18,7 +18,7 @@ from laconic.methods.local_global import Depth, KeepLocal, Start
 from laconic.methods.lockstep import Synchronous
 from laconic.methods.mixture import Mixture
 from laconic.methods.multitask import MultiTask, Omega
-from laconic.methods.objectives import Kind, objective_of
+from laconic.methods.objectives import Kind, Opponent, objective_of
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Solver
 from laconic.methods.spike_slab import Sparsity, SpikeSlab
@@ -236,6 +236,8 @@ def lg_fedavg(
     global_part: Literal["last", "first"] = "last",
     private: tuple[str, ...] | None = None,
     fedavg_rounds: int = 0,
+    goal: float | None = None,
+    goal_on: Literal["validation", "test"] = "validation",
     start: Start = "server",
     lg_lr: float | None = None,
     mu: float = 0.0,
@@ -244,13 +246,15 @@ def lg_fedavg(
     objective: Kind = "supervised",
     objective_weight: float | None = None,
     permutations: int = 24,
+    adversary: Opponent = Opponent(),
     weighting: Weighting = "examples",
     solver: Solver = Solver(),
 ) -> KeepLocal:
     """LG-FedAvg: private layers on the devices, a small global model among them (Liang et al., 2020).
 
     The `global_layers` layers at the `global_part` end are shared; or all but the leaves that match `private`.
-    `fedavg_rounds` of FedAvg on the whole model come first (phase A); `lg_lr` is the learning rate after them.
+    `fedavg_rounds` of FedAvg on the whole model come first (phase A), or as many as reach the accuracy `goal` at an
+    evaluation, or whichever ends sooner; `lg_lr` is the learning rate after them.
     """
     method = EM("fedprox" if mu else "fedavg", Gaussian(mu), solver, weighting=weighting)
     end: Literal["last", "first"] = "first" if global_part == "last" else "last"
@@ -260,10 +264,11 @@ def lg_fedavg(
         called="lg_fedavg",
         first=None if lg_lr is None else method,
         first_rounds=fedavg_rounds,
+        goal=None if goal is None else Goal(goal, goal_on),
         start=start,
         warmup_epochs=warmup_epochs,
         warmup_after=warmup_after,
-        objective=objective_of(objective, weight=objective_weight, permutations=permutations),
+        objective=objective_of(objective, weight=objective_weight, permutations=permutations, opponent=adversary),
     )
 
 

@@ -33,6 +33,7 @@ from laconic.core import (
     ClientData,
     ClientInfo,
     ConfigError,
+    Goal,
     Key,
     Leaf,
     Method,
@@ -58,6 +59,7 @@ Start = Literal["server", "own"]
 End = Literal["first", "last"]
 
 _FIRST = "#first"  # of a broadcast: whether the private leaves come along
+_ALL = "#all"  # of a broadcast, where a goal ends phase A: whether it is one of phase A
 _LOCAL, _AUX, _INNER, _WHOLE, _PART, _MET = "local", "aux", "inner", "whole", "part", "met"
 
 
@@ -112,8 +114,9 @@ class KeepLocal:
     """A method whose clients keep some leaves of the model to themselves.
 
     With nothing private it is the wrapped method, bit for bit. `first` (or the method itself) trains the whole model
-    for `first_rounds` rounds before. Devices start phase B from the server's model (`start = "server"`, sent once with
-    their first turn), or from weights that each draws from its own key (`"own"`, which costs nothing).
+    for `first_rounds` rounds before, or until the server's model reaches a `goal`, whichever comes first. Devices start
+    phase B from the server's model (`start = "server"`, sent once with their first turn), or from weights that each
+    draws from its own key (`"own"`, which costs nothing).
 
     A device whose first turn comes after round `warmup_after` trains its private leaves alone for `warmup_epochs`
     first. `alone` allows that everything is private. `objective` is what devices learn beside the task.
@@ -130,6 +133,7 @@ class KeepLocal:
     called: str = ""
     first: Method | None = None
     first_rounds: int = 0
+    goal: Goal | None = None
     start: Start = "server"
     warmup_epochs: int = 0
     warmup_after: int = 0
@@ -142,7 +146,7 @@ class KeepLocal:
         for name in ("first_rounds", "warmup_epochs", "warmup_after"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}.")
-        if self.start == "own" and self.first_rounds:
+        if self.start == "own" and self._has_phase_a:
             raise ConfigError(
                 "start = 'own' goes without rounds on the whole model: after them, devices start from that model."
             )
@@ -178,7 +182,18 @@ class KeepLocal:
         if not bound.private and self.first is None:
             return self.method.bind(task)
         _ = bound._part
+        if self.goal is not None:
+            bound._check_plain()
         return bound
+
+    def _check_plain(self) -> None:
+        """With a goal nobody knows the phase beforehand, so both phases send the same leaves, more or less of them."""
+        whole, part = (m.broadcast_spec(ClientInfo(0, 1, 0), Key.from_seed(0)) for m in (self._whole, self._part))
+        if whole != self.task.spec or part != {name: whole[name] for name in whole if name not in self.private}:
+            raise ConfigError(
+                f"{self.name}: a goal needs methods that send plain weights, which {self._whole.name} and "
+                f"{self.method.name} do not both; give the rounds on the whole model instead."
+            )
 
     @cached_property
     def private(self) -> tuple[str, ...]:
@@ -230,11 +245,15 @@ class KeepLocal:
     def _with(self, private: Tree) -> Method:
         return self.method.bind(self._task.keeping(private))
 
+    @property
+    def _has_phase_a(self) -> bool:
+        return self.first_rounds > 0 or self.goal is not None
+
     # --- server ------------------------------------------------------------------------------------------------------
 
     def init(self, key: Key) -> Tree:
         """Phase A's state, or phase B's at once."""
-        if self.first_rounds:
+        if self._has_phase_a:
             return prefixed(_WHOLE, self._whole.init(key))
         return self._begun(self._part.init(key), self.task.init(key))
 
@@ -251,9 +270,18 @@ class KeepLocal:
         return {**prefixed(_PART, part), **prefixed(_LOCAL, start), _MET: torch.zeros(0, dtype=torch.int64)}
 
     def _at(self, server: Tree, round: int) -> Tree:
-        """The state as a round needs it: after the last round of phase A, that model is where phase B begins."""
+        """The state as a round needs it: after `first_rounds` phase B begins, whether a goal was reached or not."""
+        over = round > self.first_rounds if self.first_rounds else self.goal is None
+        return self.advance(server) if over else server
+
+    def aim(self, server: Tree) -> Goal | None:
+        """The goal, in phase A."""
+        return None if _MET in server else self.goal
+
+    def advance(self, server: Tree) -> Tree:
+        """The end of phase A: its model is where phase B begins."""
         whole = subtree(_WHOLE, server)
-        if not whole or round <= self.first_rounds:
+        if not whole:
             return server
         weights = subtree("w", whole)
         if weights.keys() != self.task.spec.keys():
@@ -268,22 +296,38 @@ class KeepLocal:
         """The whole model in phase A; the shared leaves in phase B, and at a device's first turn the private ones."""
         state = self._at(server, client.round)
         if _MET not in state:
-            return self._whole.broadcast(subtree(_WHOLE, state), client, key)
+            whole = self._whole.broadcast(subtree(_WHOLE, state), client, key)
+            return whole if self.goal is None else self._disguised(whole)
         shared = self._part.broadcast(subtree(_PART, state), client, key)
         if self.start == "own":
             return shared
         new = not bool((state[_MET] == client.id).any())
         start = {n: leaf.reshape(-1) if new else leaf.new_zeros(0) for n, leaf in subtree(_LOCAL, state).items()}
-        return {_FIRST: torch.tensor([new]), **prefixed(_LOCAL, start), **shared}
+        phase = {} if self.goal is None else {_ALL: torch.tensor([False])}
+        return {**phase, _FIRST: torch.tensor([new]), **prefixed(_LOCAL, start), **shared}
+
+    def _disguised(self, whole: Tree) -> Tree:
+        """Phase A's broadcast in the form of phase B's, with a bit that says what it is."""
+        private = {name: whole[name].reshape(-1) for name in self.private}
+        shared = {name: leaf for name, leaf in whole.items() if name not in private}
+        return {_ALL: torch.tensor([True]), _FIRST: torch.tensor([True]), **prefixed(_LOCAL, private), **shared}
+
+    def _revealed(self, received: Tree) -> Tree:
+        """What phase A's method sees of a broadcast."""
+        if self.goal is None:
+            return received
+        leaves = {name: received.get(name, received.get(f"{_LOCAL}/{name}")) for name in self.task.spec}
+        return {name: leaf.reshape(self.task.spec[name].shape) for name, leaf in leaves.items() if leaf is not None}
 
     def broadcast_spec(self, client: ClientInfo, key: Key) -> Spec:
         """As long as the bit says."""
-        if client.round <= self.first_rounds and self.first_rounds:
+        if self.goal is None and client.round <= self.first_rounds:
             return self._whole.broadcast_spec(client, key)
         shared = self._part.broadcast_spec(client, key)
         if self.start == "own":
             return shared
-        spec: Spec = {_FIRST: Leaf((1,), torch.bool)}
+        spec: Spec = {} if self.goal is None else {_ALL: Leaf((1,), torch.bool)}
+        spec[_FIRST] = Leaf((1,), torch.bool)
         for name in self.private:
             leaf = self.task.spec[name]
             spec[f"{_LOCAL}/{name}"] = Leaf((leaf.size,), leaf.dtype, length=_IfFirst(leaf.size), exact=leaf.exact)
@@ -295,7 +339,8 @@ class KeepLocal:
         head = next(stream)
         state = self._at(server, head.client.round)
         if _MET not in state:
-            return prefixed(_WHOLE, self._whole.server_update(subtree(_WHOLE, state), _again(head, stream), key))
+            whole = (replace(reply, received=self._revealed(reply.received)) for reply in _again(head, stream))
+            return prefixed(_WHOLE, self._whole.server_update(subtree(_WHOLE, state), whole, key))
         met = set(state[_MET].tolist())
 
         def seen() -> Iterator[Reply]:
@@ -313,7 +358,8 @@ class KeepLocal:
     def client_update(self, received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
         """Train both parts end to end, return the shared one, keep the private one."""
         if self._in_phase_a(received):
-            return replace(self._whole.client_update(received, {}, data, client, key), personal=personal)
+            update = self._whole.client_update(self._revealed(received), {}, data, client, key)
+            return replace(update, personal=personal)
         private, shared = self._private(received, personal), _shared(received)
         new = f"{_LOCAL}/{self.private[0]}" not in personal if self.private else False
         side = None
@@ -357,12 +403,14 @@ class KeepLocal:
         return {name: sent[name].reshape(self.task.spec[name].shape) for name in self.private}
 
     def _in_phase_a(self, received: Tree) -> bool:
+        if self.goal is not None:
+            return bool(received[_ALL].any())
         return self.first_rounds > 0 and _FIRST not in received
 
     def message_spec(self, received: Tree) -> Spec:
         """What the wrapped method sends of what it sees."""
         if self._in_phase_a(received):
-            return self._whole.message_spec(received)
+            return self._whole.message_spec(self._revealed(received))
         return self._part.message_spec(_shared(received))
 
     # --- predictors and figures --------------------------------------------------------------------------------------
@@ -376,7 +424,7 @@ class KeepLocal:
     def local_model(self, received: Tree, personal: Tree) -> Predictor:
         """The device's own model: its private leaves, and the newest shared ones."""
         if self._in_phase_a(received):
-            return self._whole.local_model(received, {})
+            return self._whole.local_model(self._revealed(received), {})
         inner = subtree(_INNER, personal)
         return self._with(self._private(received, personal)).local_model(_shared(received), inner)
 
@@ -394,7 +442,7 @@ class KeepLocal:
     def paper_bytes(self, received: Tree, message: Tree) -> int:
         """The wrapped method's, of what it sees: the paper does not count the copy at the beginning of phase B."""
         if self._in_phase_a(received):
-            return self._whole.paper_bytes(received, message)
+            return self._whole.paper_bytes(self._revealed(received), message)
         return self._part.paper_bytes(_shared(received), message)
 
 
@@ -442,7 +490,7 @@ def _layers(spec: Spec) -> dict[str, list[str]]:
 
 def _shared(received: Tree) -> Tree:
     """What of a broadcast the wrapped method sees."""
-    return {n: leaf for n, leaf in received.items() if n != _FIRST and not n.startswith(f"{_LOCAL}/")}
+    return {n: leaf for n, leaf in received.items() if n not in (_ALL, _FIRST) and not n.startswith(f"{_LOCAL}/")}
 
 
 def _again(head: Reply, rest: Iterator[Reply]) -> Iterator[Reply]:

@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
 
 import torch
@@ -38,6 +39,7 @@ from laconic.core import (
     Task,
     Tree,
     isolated,
+    one_of,
     read_state,
     write_state,
 )
@@ -129,21 +131,43 @@ class Jigsaw:
 
 
 @dataclass(frozen=True)
+class Opponent:
+    """How an adversary learns: as the paper has it, one step of SGD per mini-batch with the solver's learning rate.
+
+    A stronger one takes several `steps`, with Adam (whose steps do not depend on λ), sees representations
+    standardised over the mini-batch (so that nothing hides in a small scale), or has an `lr` of its own. Against a weak
+    one a representation learns to fool it, not to forget.
+    """
+
+    steps: int = 1
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float | None = None
+    standardize: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("adversary.optimizer", self.optimizer, ("sgd", "adam"))
+        if self.steps < 1:
+            raise ConfigError(f"adversary.steps must be at least 1, got {self.steps}.")
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise ConfigError(f"adversary.lr must be positive and finite, got {self.lr}.")
+
+
+@dataclass(frozen=True)
 class Adversary:
     """The representation must not tell protected attributes: min over ℓ, g and max over a of L_g − λ L_a.
 
     a is a network of three hidden layers of `hidden` neurons (32 → 32 → 32 → 32 → 2 for UCI Adult: 3,234 parameters),
-    trained by SGD with the solver's learning rate times `lr_scale`.
+    trained as `opponent` says.
     """
 
     weight: float = 0.03
     hidden: int = 32
-    lr_scale: float = 1.0
+    opponent: Opponent = Opponent()
 
     def __post_init__(self) -> None:
         _check_weight(self.weight)
-        if self.hidden < 1 or not 0 < self.lr_scale < math.inf:
-            raise ConfigError("an adversary needs hidden ≥ 1 and a positive lr_scale.")
+        if self.hidden < 1:
+            raise ConfigError(f"an adversary needs hidden ≥ 1, got {self.hidden}.")
 
     def side(
         self, task: Task, tap: str, state: Tree, data: ClientData, solver: Solver, client: ClientInfo, key: Key
@@ -154,17 +178,19 @@ class Adversary:
         _, h = _sample(task, tap, data)
         attributes = data.train.protected.shape[1]
         net = _prepared(lambda: adversary_net(h.numel(), attributes, self.hidden), state, key, task.device)
-        return Contest(task, tap, net, self.weight, lr=self.lr_scale * solver.rate(round=client.round))
+        return Contest(task, tap, net, self.weight, lr=solver.rate(round=client.round), opponent=self.opponent)
 
 
-def objective_of(kind: Kind, *, weight: float | None, permutations: int) -> Objective | None:
+def objective_of(
+    kind: Kind, *, weight: float | None, permutations: int, opponent: Opponent = Opponent()
+) -> Objective | None:
     """An objective by its name; `None` is the supervised one."""
     if kind == "autoencoder":
         return Autoencoder(1.0 if weight is None else weight)
     if kind == "jigsaw":
         return Jigsaw(1.0 if weight is None else weight, permutations)
     if kind == "adversary":
-        return Adversary(0.03 if weight is None else weight)
+        return Adversary(0.03 if weight is None else weight, opponent=opponent)
     return None
 
 
@@ -248,6 +274,12 @@ class Contest:
     net: nn.Module
     weight: float
     lr: float
+    opponent: Opponent = Opponent()
+
+    @cached_property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        kind = torch.optim.Adam if self.opponent.optimizer == "adam" else torch.optim.SGD
+        return kind(self.net.parameters(), lr=self.opponent.lr or self.lr)
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -256,22 +288,27 @@ class Contest:
 
     def adversary_loss(self, h: Tensor, marks: Tensor) -> Tensor:
         """L_a = Σ over attributes of the mean binary cross-entropy."""
-        return F.binary_cross_entropy_with_logits(self.net(h.flatten(1)), marks, reduction="none").mean(dim=0).sum()
+        h = h.flatten(1)
+        if self.opponent.standardize:
+            h = (h - h.mean(dim=0)) / (h.var(dim=0, correction=0) + 1e-5).sqrt()
+        return F.binary_cross_entropy_with_logits(self.net(h), marks, reduction="none").mean(dim=0).sum()
 
-    def adversary_gradients(self, x: Tensor, marks: Tensor) -> list[Tensor]:
+    def adversary_gradients(self, h: Tensor, marks: Tensor) -> list[Tensor]:
         """∇_a λ L_a, with h held fixed."""
-        with torch.no_grad():
-            h = representation(self.task.module, self.tap, x)
-        loss = self.weight * self.adversary_loss(h, marks)
+        loss = self.weight * self.adversary_loss(h.detach(), marks)
         return list(torch.autograd.grad(loss, list(self.net.parameters())))
 
     def prepare(self, x: Tensor, marks: Tensor | None) -> None:
-        """(i): a step of a on λ L_a."""
+        """(i): steps of a on λ L_a."""
         if marks is None or not self.weight:
             return
-        gradients = self.adversary_gradients(x, marks)
         with torch.no_grad():
-            torch._foreach_add_(list(self.net.parameters()), gradients, alpha=-self.lr)
+            h = representation(self.task.module, self.tap, x)
+        for _ in range(self.opponent.steps):
+            for weight, gradient in zip(self.net.parameters(), self.adversary_gradients(h, marks), strict=True):
+                weight.grad = gradient
+            self._optimizer.step()
+        self._optimizer.zero_grad()
 
     def loss(self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, marks: Tensor | None) -> Tensor:
         """(ii): L_g − λ L_a; nobody asks for gradients by a."""

@@ -207,7 +207,9 @@ def _batches(part: Part, solver: Solver, key: Key, *, smallest: int) -> Iterator
 
 def _clipped(gradients: list[Tensor], limit: float) -> list[Tensor]:
     norm = torch.stack(torch._foreach_norm(gradients)).norm()
-    return list(torch._foreach_mul(gradients, (limit / norm).clamp(max=1.0)))
+    scale = (limit / norm).clamp(max=1.0)
+    # Times 1 changes no bit, and passing over every gradient is a notable part of a small step. NaN is not 1.
+    return gradients if float(scale) == 1.0 else list(torch._foreach_mul(gradients, scale))
 
 
 def _sgd_step(
