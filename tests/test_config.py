@@ -50,7 +50,7 @@ def test_an_empty_file_is_a_run(made: Any) -> None:
     assert config["run"] == {
         **{"name": "run", "seed": 0, "checkpoint_every": 10, "device": "cpu", "rounds": 30, "cohort": 10},
         **{"eval_every": 5, "min_replies": 1, "local_eval": True, "workers": "auto"},
-        **{"store": "memory", "new_test": False, "newcomer": None, "probe": None},
+        **{"store": "memory", "new_test": False, "newcomer": None, "probe": None, "validation": None},
     }
 
 
