@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -34,6 +36,9 @@ def test_a_device_that_joins_later_is_no_part_of_it() -> None:
 
 
 def test_refusals() -> None:
+    whole = digits(clients=4)
+    with pytest.raises(DataError, match="among both training and validation rows"):
+        replace(whole, held=whole.train.index[:1])
     with pytest.raises(DataError, match=r"must lie between 0 and 1, got 1\.0"):
         with_validation(digits(clients=4), fraction=1.0)
     ones = Federation.from_clients([(np.ones((1, 2)), [0]), (np.ones((1, 2)), [1])], test=(np.ones((2, 2)), [0, 1]))

@@ -62,10 +62,11 @@ class Federation:
         np.add.at(uses, self.train_rows.flat, 1)
         if uses.max(initial=0) > 1:
             raise DataError(f"{self.name} gives example {int(uses.argmax())} to more than one client.")
-        tested = np.concatenate([self.test_rows.flat, self.common.numpy(), self.held.numpy()])
-        if uses[tested].any():
-            row = int(tested[uses[tested].argmax()])
-            raise DataError(f"{self.name} has example {row} among both training and test or validation rows.")
+        tested = np.concatenate([self.test_rows.flat, self.common.numpy()])
+        for what, rows in (("test", tested), ("validation", self.held.numpy())):
+            if uses[rows].any():
+                row = int(rows[uses[rows].argmax()])
+                raise DataError(f"{self.name} has example {row} among both training and {what} rows.")
 
     @classmethod
     def from_arrays(
