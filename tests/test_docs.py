@@ -71,6 +71,8 @@ def test_console_block_can_be_given(text: str) -> None:
             assert (ROOT / f"{rest[1].replace('.', '/')}.py").is_file(), words
         elif program in ("python", "sh"):
             assert (ROOT / rest[0]).is_file(), words
+        elif program.endswith(".sh"):  # of the folder that `laconic deploy init` writes
+            assert (ROOT / "deploy" / "flower" / Path(program).name).is_file(), words
         else:
             assert program in (".", "pip", "git", "cd"), f"a command that no test knows: {words}"
         for word in rest:

@@ -112,6 +112,9 @@ class Backwards:
         assert len(results) == count
         return reversed(results)
 
+    def figures(self) -> dict[str, Any]:
+        return {}
+
     def close(self) -> None:
         pass
 

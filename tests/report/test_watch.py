@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -234,7 +235,10 @@ LACONIC = [sys.executable, "-c", "from laconic.cli import main; main()"]
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_it(made: Path, ending: signal.Signals) -> None:
     command = [*LACONIC, "watch", str(made), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # Ctrl-C is heard even where the tests themselves run in the background of a shell, which ignores it.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, preexec_fn=heard) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
         assert said.startswith(f"{made}: http://127.0.0.1:")
