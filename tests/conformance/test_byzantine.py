@@ -67,7 +67,7 @@ def fail(message: Tree) -> Tree:
 class Without:
     """A federation that never had its last client."""
 
-    num_clients, test = FEDERATION.num_clients - 1, FEDERATION.test
+    num_clients, test, validation = FEDERATION.num_clients - 1, FEDERATION.test, FEDERATION.validation
 
     def client(self, client: int) -> ClientData:
         return FEDERATION.client(client)

@@ -245,7 +245,7 @@ def test_weighting_by_examples_is_uniform_where_clients_are_equal() -> None:
     class Equal:
         """Every client has the same number of examples."""
 
-        num_clients, test = 4, FEDERATION.test
+        num_clients, test, validation = 4, FEDERATION.test, FEDERATION.validation
 
         def client(self, client: int) -> Any:
             data = FEDERATION.client(client + 2)
