@@ -186,7 +186,9 @@ def test_ctrl_c_keeps_the_last_whole_rounds(tmp_path: Path, fork: Any, tables: l
     out = tmp_path / "out"
     child = fork(partial(compare_tables, slow_to_save, out=out, seeds=1, processes=2, **QUIET))
     deadline = time.monotonic() + 60
-    while len(list(out.glob("*/metrics.jsonl"))) < 2 and time.monotonic() < deadline:  # both are going
+    going: list[Path] = []
+    while len(going) < 2 and time.monotonic() < deadline:
+        going = [path for path in out.glob("*/metrics.jsonl") if path.read_text().count("\n") > 2]
         time.sleep(0.01)
     runs = children(child.pid)
     child.kill(signal.SIGINT)
