@@ -106,11 +106,11 @@ def timed(*names: str) -> Iterator[Callable[[], float]]:
             setattr(Synchronous, name, function)
 
 
-def overhead(rounds: int, *, first_log_sigma2: float, label: str) -> Bar:
+def overhead(rounds: int, *, label: str, **settings: float) -> Bar:
     """What an iteration costs beside the devices' gradients and the optimizer's step, with 4 devices in one process."""
     data = images(4, per_client=1200)
     schedule = Schedule(rounds=2 * rounds, cohort=4, eval_every=10**6, local_eval=False, workers=0)
-    method = lc.vardrop(first_log_sigma2=first_log_sigma2, kl_size="federation")
+    method = lc.vardrop(**settings)  # type: ignore[arg-type]
     simulation = prepare(method=method, task=make_task(data, "lenet5"), federation=data, schedule=schedule, seed=0)
     ratios, sent, seconds = [], 0.0, 0.0
     with timed("client_update", "server_update", "absorb") as spent:
@@ -134,7 +134,7 @@ def main(repetitions: int = 15) -> None:
     bars = [
         *client_turns(repetitions),
         coding(repetitions),
-        overhead(2 * repetitions, first_log_sigma2=-10.0, label="dense"),
+        overhead(2 * repetitions, kl_scale=0.0, label="dense"),
         overhead(2 * repetitions, first_log_sigma2=-1.0, label="sparse"),
     ]
     for bar in bars:
