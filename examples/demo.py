@@ -3,6 +3,7 @@
 Ten clients, each with its own mix of digits; all of them train in every round.
 """
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ METHODS: dict[str, Any] = {
 
 def main(rounds: int = 50, seeds: int = 3, out: str = "runs/demo") -> None:
     began = time.perf_counter()
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)  # a file has no edge to wrap at
     console.print(f"six methods, ten clients, {rounds} rounds, {seeds} seeds: about two minutes on two cores\n")
     run = {**CONDITIONS["run"], "rounds": rounds}
     tables = [(name, sections({**CONDITIONS, "run": run, **own}, where=name)) for name, own in METHODS.items()]
