@@ -82,7 +82,7 @@ class Stack:
     def up(self) -> None:
         """SuperLink, registration, all nodes."""
         self.start("superlink", str(self.app / "superlink.sh"))
-        wait_for("the SuperLink's port", lambda: self._listens())
+        wait_for("the SuperLink's port", self.listens)
         if not self.insecure:
             self.run(str(self.app / "register.sh"))
         for client in range(self.clients):
@@ -112,7 +112,7 @@ class Stack:
 
         wait_for(f"the return of {name}", there)
 
-    def _listens(self) -> bool:
+    def listens(self) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 

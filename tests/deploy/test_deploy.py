@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import shutil
 import signal
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.deploy.stack import PATIENCE, Stack, free_port, wait_for
-from tests.flower.conftest import METHODS, table_for
+from tests.flower.conftest import METHODS, Table, reference, table_for
 
 from laconic.config import experiment_from
-from laconic.engine import Run
-from laconic.engine.workers import Failure, InProcess, Job, Train
 
 pytestmark = [pytest.mark.slow]
 DEADLINE = 25.0
-Table = dict[str, dict[str, Any]]
-
-
-class Lossy(InProcess):
-    """The embedded engine without certain replies: what a deployment that lost them must equal."""
-
-    lost: Mapping[int, set[int]]
-
-    def map(self, jobs: Iterable[Job], *, count: int) -> Iterator[Any]:
-        jobs = list(jobs)
-        for job, result in zip(jobs, super().map(jobs, count=count), strict=True):
-            gone = isinstance(job, Train) and job.client.id in self.lost.get(job.client.round, set())
-            yield Failure("lost", "in this test", heard=False) if gone else result
-
-
-def reference(table: Table, records: list[dict[str, Any]]) -> Run:
-    """An embedded run over exactly the replies that a deployment counted."""
-    experiment = experiment_from(table)
-    pool = Lossy(experiment.simulation.agreement, experiment.simulation.clients)
-    pool.lost = {r["round"]: {x["client"] for x in r.get("rejections", ())} for r in records}
-    experiment.simulation.carrier = lambda simulation: pool
-    return experiment.run()
 
 
 def deployed(name: str, run: str, *, rounds: int, deadline: float = 180.0) -> Table:
@@ -127,6 +102,24 @@ def test_the_round_ends_at_its_deadline_with_the_survivors(stack: Stack) -> None
     stack.come_back(1)
 
 
+def test_a_round_without_anybody_is_abandoned(stack: Stack) -> None:
+    table = deployed("fedavg", "nobody", rounds=3, deadline=DEADLINE)
+    stack.submit(table)
+    wait_for("the first round", lambda: len(stack.records("nobody")) >= 1)
+    nodes = [stack.processes[f"node-{client}"].pid for client in range(3)]
+    for node in nodes:
+        os.killpg(node, signal.SIGSTOP)
+    wait_for("the second round", lambda: len(stack.records("nobody")) >= 2)
+    for node in nodes:
+        os.killpg(node, signal.SIGCONT)
+    summary = stack.finished("nobody")
+    records = stack.records("nobody")
+    assert [record.get("abandoned") for record in records] == [None, "no reply was accepted", None]
+    assert records[1]["seconds"] <= 1.1 * DEADLINE + 2
+    assert records[2]["replies"] == 3
+    assert summary["state_sha256"] == reference(table, records).summary["state_sha256"]
+
+
 # --- who may take part -----------------------------------------------------------------------------------------------
 
 
@@ -146,7 +139,7 @@ def stranger(stack: Stack, *arguments: str) -> tuple[int, str]:
         stack.kill(name)
 
 
-@pytest.mark.parametrize("who", ["unregistered", "wrong authority", "plaintext"])
+@pytest.mark.parametrize("who", ["unregistered", "without a key", "wrong authority", "plaintext"])
 def test_strangers_are_refused(stack: Stack, who: str, tmp_path: Path) -> None:
     from laconic.flower.certs import make_certs
 
@@ -154,6 +147,7 @@ def test_strangers_are_refused(stack: Stack, who: str, tmp_path: Path) -> None:
     ours, theirs = stack.app / "certs", tmp_path / "other"
     arguments = {
         "unregistered": ("--root-certificates", ours / "ca.crt", "--auth-supernode-private-key", theirs / "node-0.key"),
+        "without a key": ("--root-certificates", ours / "ca.crt"),
         "wrong authority": (
             *("--root-certificates", theirs / "ca.crt"),
             *("--auth-supernode-private-key", ours / "node-0.key"),
@@ -163,6 +157,28 @@ def test_strangers_are_refused(stack: Stack, who: str, tmp_path: Path) -> None:
     code, said = stranger(stack, *map(str, arguments))
     assert code != 0, said
     assert "SuperNode ID" not in said, "it was let in"
+
+
+def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
+    """By the node: it does not talk to a server whose certificate ended yesterday."""
+    from laconic.flower.certs import make_certs
+
+    old = Stack(tmp_path, table_for("fedavg"))
+    shutil.rmtree(old.app / "certs")
+    certs = old.app / "certs"
+    before = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
+    make_certs(certs, hosts=["127.0.0.1"], nodes=1, days=1, since=before)
+    try:
+        old.start("superlink", str(old.app / "superlink.sh"))
+        wait_for("the SuperLink's port", old.listens)
+        key = str(certs / "node-0.key")
+        code, said = stranger(old, "--root-certificates", str(certs / "ca.crt"), "--auth-supernode-private-key", key)
+    finally:
+        left = old.down()
+    assert left == []
+    assert code != 0, said
+    assert "SuperNode ID" not in said, "it was let in"
+    assert "expired" in said
 
 
 def test_a_payload_of_sixty_megabytes_passes(stack: Stack) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from laconic.config import experiment_from
 from laconic.engine import Run
+from laconic.engine.workers import Failure, InProcess, Job, Train
 from laconic.flower.apps import serve
 from laconic.flower.messages import Call, Envelope
 from laconic.flower.node import Desk
@@ -88,3 +89,24 @@ class Village:
     def run(self, *, deadline: float = 5.0, **options: Any) -> Run:
         table = {**self.table, "deploy": {"deadline": deadline}}
         return serve(self, experiment_from(table), **options)
+
+
+class Lossy(InProcess):
+    """The embedded engine without certain replies: what a federation that lost them must equal."""
+
+    lost: Mapping[int, set[int]]
+
+    def map(self, jobs: Iterable[Job], *, count: int) -> Iterator[Any]:
+        jobs = list(jobs)
+        for job, result in zip(jobs, super().map(jobs, count=count), strict=True):
+            gone = isinstance(job, Train) and job.client.id in self.lost.get(job.client.round, set())
+            yield Failure("lost", "in this test", heard=False) if gone else result
+
+
+def reference(table: Table, records: Iterable[Mapping[str, Any]]) -> Run:
+    """An embedded run over exactly the replies that another one counted."""
+    experiment = experiment_from(table)
+    pool = Lossy(experiment.simulation.agreement, experiment.simulation.clients)
+    pool.lost = {r["round"]: {x["client"] for x in r.get("rejections", ())} for r in records}
+    experiment.simulation.carrier = lambda simulation: pool
+    return experiment.run()

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.flower.conftest import METHODS, OTHERS, Village, table_for
+from tests.flower.conftest import METHODS, OTHERS, Village, reference, table_for
 
 from laconic.config import experiment_from
 from laconic.core import ConfigError
@@ -82,6 +83,20 @@ def test_no_reply_at_all_abandons_the_round_at_its_deadline() -> None:
     assert {x["reason"] for x in record["rejections"]} == {"deadline"}
     assert record["bytes_up"] == 0
     assert record["bytes_down"] > 0
+
+
+@pytest.mark.parametrize("rounds", [6, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_third_of_the_clients_vanish_every_round(rounds: int) -> None:
+    """30 of 100 turns are lost; the result is that of exactly the others."""
+    table = table_for("fedavg", rounds=rounds, clients=10)
+    random = np.random.default_rng(0)
+    gone = {number: set(random.permutation(10)[:3].tolist()) for number in range(1, rounds + 1)}
+    village = Village(
+        table, 10, fault=lambda client, call, answer: None if client in gone.get(call.round, ()) else answer
+    )
+    run = village.run(deadline=0.5)
+    assert [{x["client"] for x in record["rejections"]} for record in run.history] == list(gone.values())
+    assert run.summary["state_sha256"] == reference(table, run.history).summary["state_sha256"]
 
 
 def test_clients_without_a_node_are_offline_and_cost_nothing() -> None:
@@ -157,8 +172,8 @@ def test_a_reply_counts_once_or_not_at_all(plan: Mapping[tuple[int, int], str]) 
     lost = {record["round"]: {x["client"] for x in record.get("rejections", ())} for record in run.history}
     for (number, client), fate in plan.items():
         assert (client in lost[number]) or fate not in ("stranger", "lost")
-    reference = Village(_TABLE, 3, fault=lambda client, call, answer: None if client in lost[call.round] else answer)
-    assert run.summary["state_sha256"] == reference.run(deadline=0.3).summary["state_sha256"]
+    same = Village(_TABLE, 3, fault=lambda client, call, answer: None if client in lost[call.round] else answer)
+    assert run.summary["state_sha256"] == same.run(deadline=0.3).summary["state_sha256"]
 
 
 def test_what_needs_all_data_in_one_place_is_refused() -> None:

@@ -14,8 +14,13 @@ from laconic.core import ConfigError, RunError
 from laconic.engine.files import cannot_write, write_atomically
 
 
-def make_certs(folder: Path, *, hosts: list[str], nodes: int, days: int = 365) -> list[Path]:
-    """Write `ca.crt`, `ca.key`, `server.pem`, `server.key` and `node-N.key`, `node-N.pub` into a folder."""
+def make_certs(
+    folder: Path, *, hosts: list[str], nodes: int, days: int = 365, since: datetime.datetime | None = None
+) -> list[Path]:
+    """Write `ca.crt`, `ca.key`, `server.pem`, `server.key` and `node-N.key`, `node-N.pub` into a folder.
+
+    Certificates are good for so many days from `since` on (now).
+    """
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
@@ -27,7 +32,7 @@ def make_certs(folder: Path, *, hosts: list[str], nodes: int, days: int = 365) -
         raise ConfigError("certificates need at least one host, one node and one day.")
     if (folder / "ca.key").exists():
         raise RunError(f"{folder} already holds keys; remove them first if they are to be made anew.")
-    now = datetime.datetime.now(datetime.UTC)
+    since = since or datetime.datetime.now(datetime.UTC)
 
     def signed(name: str, key: Any, issuer: x509.Name, by: Any, *extensions: tuple[Any, bool]) -> Any:
         builder = (
@@ -36,8 +41,8 @@ def make_certs(folder: Path, *, hosts: list[str], nodes: int, days: int = 365) -
             .issuer_name(issuer)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=days))
+            .not_valid_before(since - datetime.timedelta(minutes=5))
+            .not_valid_after(since + datetime.timedelta(days=days))
         )
         for extension, critical in extensions:
             builder = builder.add_extension(extension, critical)
