@@ -287,6 +287,17 @@ def test_gates_close_units_of_the_shared_part_only() -> None:
     assert run.state.ledger.bytes_up < 4 * 4 * (40 + 1 + 4 * 30)
 
 
+def test_fedsparse_on_the_shared_part_begins_where_fedavg_ended() -> None:
+    whole = done(simulation(fedavg(solver=SOLVER), rounds=2)).state.server
+    method = lg_fedsparse(fedavg_rounds=2, fedavg_lr=SOLVER.lr, solver=replace(SOLVER, lr=0.01))
+    run = simulation(method, rounds=3)
+    states = [run.state.server for _ in run]
+    assert all(torch.equal(states[1][f"whole/{name}"], leaf) for name, leaf in whole.items())
+    started = {name: leaf for name, leaf in states[2].items() if name.startswith("local/")}
+    assert started
+    assert all(torch.equal(leaf, whole[name.replace("local/", "w/")]) for name, leaf in started.items())
+
+
 def test_nothing_to_gate_in_the_shared_part() -> None:
     with pytest.raises(ConfigError, match="no gateable layer"):
         KeepLocal(fedsparse(), ("0.*",)).bind(small_task())

@@ -277,6 +277,8 @@ def lg_fedsparse(
     global_layers: int = 1,
     global_part: Literal["last", "first"] = "first",
     private: tuple[str, ...] | None = None,
+    fedavg_rounds: int = 0,
+    fedavg_lr: float | None = None,
     start: Start = "server",
     sparsity: Sparsity = "mid",
     lambda0: float | None = None,
@@ -285,7 +287,11 @@ def lg_fedsparse(
     weighting: Weighting = "uniform",
     solver: Solver = Solver(),
 ) -> KeepLocal:
-    """FedSparse on the layers that are shared, the others private: gates close units of the global part only."""
+    """FedSparse on the layers that are shared, the others private: gates close units of the global part only.
+
+    `fedavg_rounds` of FedAvg on the whole model come first, with the learning rate `fedavg_lr` (the solver's).
+    """
+    first = EM("fedavg", Gaussian(), solver if fedavg_lr is None else replace(solver, lr=fedavg_lr))
     method = fedsparse(
         sparsity=sparsity,
         lambda0=lambda0,
@@ -296,7 +302,14 @@ def lg_fedsparse(
     )
     end: Literal["last", "first"] = "first" if global_part == "last" else "last"
     leaves = Depth(end, shared_layers=global_layers) if private is None else private
-    return KeepLocal(method, leaves, called="lg_fedsparse", start=start)
+    return KeepLocal(
+        method,
+        leaves,
+        called="lg_fedsparse",
+        first=first if fedavg_rounds else None,
+        first_rounds=fedavg_rounds,
+        start=start,
+    )
 
 
 def local_only(*, start: Start = "own", solver: Solver = Solver()) -> KeepLocal:

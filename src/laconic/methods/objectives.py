@@ -136,13 +136,15 @@ class Opponent:
 
     A stronger one takes several `steps`, with Adam (whose steps do not depend on λ), sees representations
     standardised over the mini-batch (so that nothing hides in a small scale), or has an `lr` of its own. Against a weak
-    one a representation learns to fool it, not to forget.
+    one a representation learns to fool it, not to forget. `weight_decay` keeps a strong one from learning a device's
+    few examples by heart, which would leave nothing to learn from it about all others.
     """
 
     steps: int = 1
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: float | None = None
     standardize: bool = False
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         one_of("adversary.optimizer", self.optimizer, ("sgd", "adam"))
@@ -150,6 +152,8 @@ class Opponent:
             raise ConfigError(f"adversary.steps must be at least 1, got {self.steps}.")
         if self.lr is not None and not 0 < self.lr < math.inf:
             raise ConfigError(f"adversary.lr must be positive and finite, got {self.lr}.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"adversary.weight_decay must be finite and ≥ 0, got {self.weight_decay}.")
 
 
 @dataclass(frozen=True)
@@ -279,7 +283,7 @@ class Contest:
     @cached_property
     def _optimizer(self) -> torch.optim.Optimizer:
         kind = torch.optim.Adam if self.opponent.optimizer == "adam" else torch.optim.SGD
-        return kind(self.net.parameters(), lr=self.opponent.lr or self.lr)
+        return kind(self.net.parameters(), lr=self.opponent.lr or self.lr, weight_decay=self.opponent.weight_decay)
 
     @property
     def parameters(self) -> list[Tensor]:
