@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from laconic.reproduce.training import Arm, Figure, Training, last_evaluations, summed_up, training_recipe
+from laconic.reproduce.training import (
+    Arm,
+    Figure,
+    Training,
+    against_bytes_up,
+    last_evaluations,
+    summed_up,
+    training_recipe,
+)
 
 ACCURACY, LAST, LOCAL = "accuracy, mean of the last ten, %", "accuracy at the end, %", "local accuracy, %"
 BITS = "bits per parameter up"
@@ -102,7 +110,7 @@ down = "float32"
         Figure(LOCAL, summed_up("local_accuracy", times=100)),
         Figure(BITS, summed_up("bits_per_parameter_up")),
     ),
-    ways="up",
+    picture=against_bytes_up,
 )
 
 recipes = (

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tomli_w
 
@@ -33,7 +33,8 @@ _COUNTED = (("run", "rounds"), ("method", "fedavg_rounds"), ("method", "decay_ro
 _OWN = {"run.name", "run.eval_every", "run.channels_last"}  # what may differ besides where a record is taken up
 
 
-Ways = Literal["both", "up"]
+Runs = Mapping[str, Sequence[RunRecord]]
+Picture = Callable[[Runs, Any], None]
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,14 @@ class Arm:
     """One configuration of a recipe, and the paper's figures of it by their labels.
 
     `settings` change the recipe's common table, `small` what is run below full scale, both as `--set` does it.
+    `seeds` is how many of the recipe's seeds it has (all).
     """
 
     name: str
     settings: tuple[str, ...] = ()
     paper: Mapping[str, float] = field(default_factory=dict)
     small: tuple[str, ...] = ()
+    seeds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,8 @@ class Training:
     scale: float = 1.0
     small: tuple[str, ...] = ()
     seeds: int = 1
-    ways: Ways = "both"
-    """Which bytes the picture has on its axis."""
+    picture: Picture | None = None
+    """Draws the runs, by arm, on a figure: accuracy against the bytes of both ways, unless given."""
 
     def table(self, arm: Arm, *, scale: float = 1.0) -> Table:
         """An arm's configuration.
@@ -97,11 +100,11 @@ class Training:
     def __call__(self, job: Job) -> Outcome:
         """Take up what is there, train what is missing, and compare."""
         tables = {arm.name: self.table(arm, scale=job.scale) for arm in self.arms}
-        seeds = range(job.seed, job.seed + self.seeds)
-        runs = {(name, seed): _kept(job, name, table, seed) for name, table in tables.items() for seed in seeds}
+        seeds = {arm.name: range(job.seed, job.seed + (arm.seeds or self.seeds)) for arm in self.arms}
+        runs = {(name, seed): _kept(job, name, tables[name], seed) for name in tables for seed in seeds[name]}
         missing: dict[tuple[int, ...], list[str]] = defaultdict(list)
         for name in tables:
-            if absent := tuple(seed for seed in seeds if runs[name, seed] is None):
+            if absent := tuple(seed for seed in seeds[name] if runs[name, seed] is None):
                 missing[absent].append(name)
         if job.train:
             for absent, names in missing.items():
@@ -113,18 +116,20 @@ class Training:
         for (name, _), run in made.items():
             found[name].append(run)
         return Outcome(
-            rows=tuple(self._rows(made, seeds)),
+            rows=tuple(self._rows(made)),
             data={
                 "runs": [_said(name, run) for (name, _), run in made.items()],
                 "missing": [f"{name}, seed {seed}" for name, seed in runs if (name, seed) not in made],
             },
-            draw=partial(_draw, found, self.ways),
+            draw=partial(self.picture or against_bytes, found),
             seconds=sum((run.summary or {}).get("seconds", 0.0) for run in made.values()),
         )
 
-    def _rows(self, made: Mapping[tuple[str, int], RunRecord], seeds: Iterable[int]) -> Iterator[Row]:
+    def _rows(self, made: Mapping[tuple[str, int], RunRecord]) -> Iterator[Row]:
         for arm in self.arms:
-            runs = [(run, made.get((self.arms[0].name, seed))) for seed in seeds if (run := made.get((arm.name, seed)))]
+            runs = [
+                (run, made.get((self.arms[0].name, seed))) for (name, seed), run in made.items() if name == arm.name
+            ]
             for figure in self.figures:
                 values = [value for run, first in runs if (value := figure.of(run, first)) is not None]
                 if not values:
@@ -281,10 +286,21 @@ def _said(name: str, run: RunRecord) -> dict[str, Any]:
     return {"name": name, "record": run.name, **judged, **{key: summary[key] for key in _SAID if key in summary}}
 
 
-def _draw(found: Mapping[str, Sequence[RunRecord]], ways: Ways, figure: Any) -> None:
-    left_out = {"bytes_down": 0} if ways == "up" else {}
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def against_bytes(found: Runs, figure: Any) -> None:
+    """Accuracy against the bytes of both ways."""
+    _against(found, figure, {}, "bytes sent, both ways")
+
+
+def against_bytes_up(found: Runs, figure: Any) -> None:
+    """Accuracy against the bytes that clients sent."""
+    _against(found, figure, {"bytes_down": 0}, "bytes sent up")
+
+
+def _against(found: Runs, figure: Any, left_out: dict[str, int], label: str) -> None:
     histories = {name: [[line | left_out for line in run.history] for run in runs] for name, runs in found.items()}
     lines = [line for runs in histories.values() for run in runs for line in run]
     judged = next(key for key in ("global_accuracy", "local_accuracy") if any(line.get(key) for line in lines))
-    axes = plot(histories, figure=judged, axes=figure.add_subplot())
-    axes.set_xlabel("bytes sent, both ways" if ways == "both" else "bytes sent up")
+    plot(histories, figure=judged, axes=figure.add_subplot()).set_xlabel(label)
