@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 EXAMPLES, BATCH = 60_000, 128
 
@@ -23,7 +23,12 @@ def main(runs: list[Path], out: Path) -> None:
         size = max(1, round(epoch / 20))
         sent = [100 * record["gradients_sent"] for record in records]
         means = [sum(sent[i : i + size]) / len(sent[i : i + size]) for i in range(0, len(sent), size)]
-        axes.plot([(i + 0.5) * size / epoch for i in range(len(means))], means, label=path.stem.removesuffix("-s0"), linewidth=1.2)
+        axes.plot(
+            [(i + 0.5) * size / epoch for i in range(len(means))],
+            means,
+            label=path.stem.removesuffix("-s0"),
+            linewidth=1.2,
+        )
     axes.set_xlabel("epoch")
     axes.set_ylabel("gradients sent, %")
     axes.set_yscale("log")

@@ -125,6 +125,8 @@ def test_what_is_standardised_has_no_scale() -> None:
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"lr": -1.0}, "lr must be positive"),
         ({"optimizer": "x"}, "adam"),
+        ({"weight_decay": -1.0}, "weight_decay must be finite and ≥ 0, got -1"),
+        ({"attributes": (-1,)}, r"attributes must not be negative, got \[-1\]"),
     ],
 )
 def test_opponents_that_are_refused(opponent: Any, said: str) -> None:
@@ -145,6 +147,23 @@ def test_without_protected_attributes_there_is_no_adversary() -> None:
     bare = ClientData(Part(data.train.x, data.train.y, data.train.index), data.test)
     with pytest.raises(DataError, match="an adversary needs protected attributes"):
         turn(bound(Adversary()), data=bare)
+
+
+def test_an_adversary_guesses_the_attributes_that_it_is_asked() -> None:
+    contest = Adversary(weight=1.0, opponent=Opponent(attributes=(1,)))
+    personal = turn(bound(contest)).personal
+    assert personal["aux/6.weight"].shape[0] == 1
+    with pytest.raises(ConfigError, match=r"adversary\.attributes: there is no attribute 2; the data have 0 to 1"):
+        turn(bound(Adversary(weight=1.0, opponent=Opponent(attributes=(2,)))))
+
+
+def test_weight_decay_keeps_an_adversary_small() -> None:
+    def size(decay: float) -> float:
+        opponent = Opponent(steps=20, optimizer="adam", lr=0.01, weight_decay=decay)
+        personal = turn(bound(Adversary(weight=1.0, opponent=opponent))).personal
+        return sum(float(leaf.square().sum()) for name, leaf in personal.items() if name.startswith("aux/"))
+
+    assert size(1.0) < 0.5 * size(0.0)
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------

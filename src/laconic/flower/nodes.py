@@ -24,8 +24,8 @@ from laconic.engine.workers import Done, Failure, InProcess, Job, JudgeClient, T
 from laconic.flower.messages import Answer, Call, Envelope
 
 log = logging.getLogger("laconic")
-OVERHEAD_UP = 17_000
-OVERHEAD_DOWN = 8_000
+OVERHEAD_UP = 13_000
+OVERHEAD_DOWN = 4_000
 """Bytes of transport around a message, polling included: measured over TLS (docs/deploy.md)."""
 _QUICK, _SLOW = 0.05, 0.5  # seconds between looks for replies: at first, and after a while
 _LOOK = 2.0  # seconds between looks for nodes that are not there yet

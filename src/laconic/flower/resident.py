@@ -7,6 +7,7 @@ import select
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from laconic.flower.node import answer_values
@@ -29,6 +30,9 @@ def stay(path: Path, parent: int) -> None:
                     code = _serve(connection, code, path)
                 last = time.monotonic()
         path.unlink(missing_ok=True)
+    if not _alive(parent):  # nobody will look for a resident there again
+        with suppress(OSError):
+            path.parent.rmdir()
 
 
 def _serve(connection: socket.socket, code: str, path: Path) -> str:

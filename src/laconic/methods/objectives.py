@@ -137,7 +137,8 @@ class Opponent:
     A stronger one takes several `steps`, with Adam (whose steps do not depend on λ), sees representations
     standardised over the mini-batch (so that nothing hides in a small scale), or has an `lr` of its own. Against a weak
     one a representation learns to fool it, not to forget. `weight_decay` keeps a strong one from learning a device's
-    few examples by heart, which would leave nothing to learn from it about all others.
+    few examples by heart, which would leave nothing to learn from it about all others. `attributes` are the protected
+    attributes that it guesses, by their numbers; all, unless given.
     """
 
     steps: int = 1
@@ -145,8 +146,11 @@ class Opponent:
     lr: float | None = None
     standardize: bool = False
     weight_decay: float = 0.0
+    attributes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if any(number < 0 for number in self.attributes):
+            raise ConfigError(f"adversary.attributes must not be negative, got {list(self.attributes)}.")
         one_of("adversary.optimizer", self.optimizer, ("sgd", "adam"))
         if self.steps < 1:
             raise ConfigError(f"adversary.steps must be at least 1, got {self.steps}.")
@@ -180,8 +184,13 @@ class Adversary:
         if data.train.protected is None:
             raise DataError("an adversary needs protected attributes, which these data do not have; adult has them.")
         _, h = _sample(task, tap, data)
-        attributes = data.train.protected.shape[1]
-        net = _prepared(lambda: adversary_net(h.numel(), attributes, self.hidden), state, key, task.device)
+        there = data.train.protected.shape[1]
+        if absent := [number for number in self.opponent.attributes if number >= there]:
+            raise ConfigError(
+                f"adversary.attributes: there is no attribute {absent[0]}; the data have 0 to {there - 1}."
+            )
+        guessed = len(self.opponent.attributes) or there
+        net = _prepared(lambda: adversary_net(h.numel(), guessed, self.hidden), state, key, task.device)
         return Contest(task, tap, net, self.weight, lr=solver.rate(round=client.round), opponent=self.opponent)
 
 
@@ -293,6 +302,8 @@ class Contest:
     def adversary_loss(self, h: Tensor, marks: Tensor) -> Tensor:
         """L_a = Σ over attributes of the mean binary cross-entropy."""
         h = h.flatten(1)
+        if self.opponent.attributes:
+            marks = marks[:, list(self.opponent.attributes)]
         if self.opponent.standardize:
             h = (h - h.mean(dim=0)) / (h.var(dim=0, correction=0) + 1e-5).sqrt()
         return F.binary_cross_entropy_with_logits(self.net(h), marks, reduction="none").mean(dim=0).sum()

@@ -1,7 +1,7 @@
 """A run that goes on from the first rounds of another: LG-FedAvg's phase A is FedAvg, bit for bit.
 
-python results/lg/branch.py RUN ROUND FILE.toml OUT NAME    OUT/NAME has RUN's rounds up to ROUND; go on with --resume
-python results/lg/branch.py RUN ROUND weights.safetensors   the model of RUN (in phase A) at ROUND
+python results/branch.py RUN ROUND FILE.toml OUT NAME    OUT/NAME has RUN's rounds up to ROUND; go on with --resume
+python results/branch.py RUN ROUND weights.safetensors   the model of RUN (in phase A) at ROUND
 
 RUN must have a checkpoint of that round. Both runs must agree in seed, data, model and in the settings of phase A.
 """
