@@ -271,8 +271,8 @@ def test_a_run_is_watched_while_it_is_going(desk: Any, runs: Path, tmp_path: Pat
             process = subprocess.Popen([sys.executable, "-c", code, str(folder)])
             until(lambda: states(desk) == {"old": "interrupted", "fedavg-0": "running"}, seconds=120)
             until(lambda: curves(desk, "trade-off") == 2, seconds=60)
-            points = len(all_of(desk, "#rounds .dot"))
-            until(lambda: len(all_of(desk, "#rounds .dot")) > points or points > 40, seconds=60)
+            before = drawn(desk, "rounds")
+            until(lambda: drawn(desk, "rounds") != before, seconds=60)
             js(desk, "document.querySelector('#legend .chip').click()")
             until(lambda: curves(desk, "trade-off") == 1)
             process.kill()
@@ -287,6 +287,12 @@ def test_a_run_is_watched_while_it_is_going(desk: Any, runs: Path, tmp_path: Pat
             desk.get("about:blank")
             server.shutdown()
             thread.join()
+
+
+def drawn(driver: Any, plot: str) -> str:
+    """What a plot shows: it changes with every record that comes in."""
+    found: str = js(driver, f"return document.querySelector('#{plot} svg').outerHTML")
+    return found
 
 
 def states(driver: Any) -> dict[str, str]:

@@ -103,6 +103,10 @@ clip_norm = 5.0
 _SHARDS = '{ kind = "label_shards", shards_per_client = 2 }'
 _TWO_PHASES = ("run.rounds=450", "method.fedavg_rounds=400")
 _LG_MNIST = (*_LG, *_TWO_PHASES, "method.lg_lr=0.05", "method.global_layers=3")
+_LG_FEDSPARSE = (
+    *("method.name=lg_fedsparse", *_TWO_PHASES, "method.fedavg_lr=0.1", "method.lr=0.05"),
+    *("method.global_layers=3", "method.global_part=last", 'method.server={ name = "adam", lr = 0.001 }'),
+)
 _MNIST = Training(
     _common("mnist", "lg_mlp", batch=10, partition=_SHARDS),
     (
@@ -110,14 +114,8 @@ _MNIST = Training(
         Arm("lg", _LG_MNIST, _printed(98.66, 97.81, 28.0)),
         Arm("lg-two-layers", (*_LG_MNIST, "method.global_layers=2"), _printed(98.66, 97.81, 28.0), seeds=1),
         Arm("lg-eden", (*_LG_MNIST, "link.up=eden:bits=2"), seeds=1),
-        Arm(
-            "lg-fedsparse",
-            (
-                *("method.name=lg_fedsparse", *_TWO_PHASES, "method.fedavg_lr=0.1", "method.lr=0.05"),
-                *("method.global_layers=3", "method.global_part=last", 'method.server={ name = "adam", lr = 0.001 }'),
-            ),
-            seeds=1,
-        ),
+        Arm("lg-fedsparse-low", (*_LG_FEDSPARSE, "method.sparsity=low"), seeds=1),
+        Arm("lg-fedsparse", _LG_FEDSPARSE, seeds=1),
         Arm("local", (*_ALONE, "run.rounds=50"), _printed(97.17, 84.01)),
         Arm(
             "mtl",
