@@ -67,7 +67,8 @@ FIGURES = (
 )
 _LG = ("method.name=lg_fedavg",)
 _FEDAVG = ("method.name=fedavg", "method.weighting=examples")
-# All devices in every round, an epoch each. The published code stops after 50 to 100 epochs on MNIST, by test accuracy.
+# All devices in every round, an epoch each. The published code has up to 100 epochs (MNIST) and stops by test accuracy;
+# alone, devices have learnt what they can by 25.
 _ALONE = ("method.name=local_only", "run.cohort=100")
 
 
@@ -116,7 +117,7 @@ _MNIST = Training(
         Arm("lg-eden", (*_LG_MNIST, "link.up=eden:bits=2"), seeds=1),
         Arm("lg-fedsparse-low", (*_LG_FEDSPARSE, "method.sparsity=low"), seeds=1),
         Arm("lg-fedsparse", _LG_FEDSPARSE, seeds=1),
-        Arm("local", (*_ALONE, "run.rounds=50"), _printed(97.17, 84.01)),
+        Arm("local", (*_ALONE, "run.rounds=25"), _printed(97.17, 84.01)),
         Arm(
             "mtl",
             ("method.name=mtl", "method.lambda1=1e-7", "method.lambda2=1e-7", "run.rounds=400"),

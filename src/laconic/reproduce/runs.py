@@ -35,7 +35,11 @@ COLUMNS = (
     Column("at the end", _percent("global_accuracy")),
     Column("local", _percent("local_accuracy")),
     Column("new", _percent("new_accuracy")),
+    Column("vote", _percent("vote_accuracy")),
     Column("new device", _percent("newcomer_accuracy")),
+    Column("AUC", _percent("auc")),
+    Column("1st attribute told", _percent("posthoc_auc_0")),
+    Column("2nd", _percent("posthoc_auc_1")),
     Column("rounds", _plain("rounds", "{:.0f}".format)),
     Column("up", _plain("bytes_up", lambda value: size(int(value)))),
     Column("down", _plain("bytes_down", lambda value: size(int(value)))),
@@ -45,7 +49,8 @@ COLUMNS = (
     Column("weights left", _percent("nonzero")),
     Column("model", _plain("model_bytes", lambda value: size(int(value)))),
 )
-"""*accuracy* is the mean of the last ten evaluations; *both ways* is a share of the first run's bytes."""
+"""*accuracy* is the mean of the last ten evaluations; *both ways* is a share of the first run's bytes; *told* is the
+AUC of an adversary that was fitted afterwards."""
 
 
 def runs_table(runs: Iterable[Mapping[str, Any]]) -> list[str]:

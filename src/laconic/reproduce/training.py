@@ -274,6 +274,7 @@ def _trained(job: Job, tables: Mapping[str, Table], seeds: Iterable[int]) -> dic
 
 _SAID = (
     *("seed", "rounds", "parameters", "global_accuracy", "local_accuracy", "new_accuracy", "newcomer_accuracy"),
+    *("vote_accuracy", "auc", "posthoc_auc_0", "posthoc_auc_1", "shared_parameters", "new_test_bytes_up"),
     *("bytes_up", "bytes_down", "bits_per_parameter_up", "bits_per_parameter_down", "sparsity", "nonzero"),
     *("model_bytes", "seconds", "state_sha256", "versions"),
 )
