@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from laconic.report import RunRecord
-from laconic.reproduce.training import Arm, Figure, Training, summed_up, training_recipe
+from laconic.reproduce.training import Arm, Figure, Training, paper_share, summed_up, training_recipe
 
 ACCURACY, LEFT, SENT = "accuracy at the end, %", "weights left, %", "communication, % of dense"
 VOLUME = "GiB of one device"
@@ -23,10 +23,10 @@ def _one_device(run: RunRecord, _: RunRecord | None) -> float | None:
 
 def _sent(run: RunRecord, first: RunRecord | None) -> float | None:
     """What one device sends and gets in an iteration, in per cent of a device of the dense arm."""
-    own, dense = _one_device(run, None), None if first is None else _one_device(first, None)
-    if own is None or dense is None or first is None:
+    share = paper_share(run, first)
+    if share is None or first is None or run.summary is None or first.summary is None:
         return None
-    return 100 * own / len(run.history) / (dense / len(first.history))
+    return float(share * first.summary["clients"] / run.summary["clients"])
 
 
 FIGURES = (
