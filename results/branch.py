@@ -10,13 +10,14 @@ import json
 import shutil
 import sys
 import tempfile
-import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 from laconic.config import experiment_from, read_table
 from laconic.core import subtree
 from laconic.engine import Checkpoints, RunDirectory, State
 from laconic.engine.store import pack
+from laconic.experiment import Experiment
 
 
 def state_at(run: Path, number: int) -> State:
@@ -27,8 +28,17 @@ def state_at(run: Path, number: int) -> State:
         for kind in ("json", "safetensors"):
             shutil.copy(run / "checkpoints" / f"round-{number:06d}.{kind}", alone)
         found = Checkpoints(alone).load()
-    assert found is not None
+    if found is None:
+        sys.exit(f"{run} has no readable checkpoint of round {number}.")
     return found[0]
+
+
+def first_phase(experiment: Experiment) -> tuple[object, ...]:
+    """All that decides a run up to the end of phase A."""
+    method, config = experiment.simulation.method, experiment.config
+    whole = getattr(method, "first", None) or getattr(method, "method", method)
+    settings = [config[section] for section in ("data", "model", "link")]
+    return replace(whole, bound=None), *settings, config["run"]["seed"], config["run"]["cohort"]
 
 
 def main(run: Path, number: int, target: Path, out: Path | None = None, name: str = "") -> None:
@@ -38,11 +48,14 @@ def main(run: Path, number: int, target: Path, out: Path | None = None, name: st
     if out is None:
         target.write_bytes(pack(subtree("w", whole)))
         return
-    seed = tomllib.loads((run / "config.toml").read_text())["run"]["seed"]
-    experiment = experiment_from(read_table(target, [f"run.name={name}", f"run.seed={seed}"]))
+    source = experiment_from(read_table(run / "config.toml"))
+    seed, layout = (source.config["run"][key] for key in ("seed", "channels_last"))
+    changes = [f"run.name={name}", f"run.seed={seed}", f"run.channels_last={str(layout).lower()}"]
+    experiment = experiment_from(read_table(target, changes))
+    if first_phase(source) != first_phase(experiment):
+        sys.exit(f"{run} and {target} differ in their data, model, link, cohort or in the method of the first phase.")
     if experiment.simulation.state.server.keys() != state.server.keys():
         state.server = whole  # a method without phases
-    assert experiment.simulation.state.server.keys() == state.server.keys()
     state.local = {}
     directory = RunDirectory(out, name)
     directory.open(experiment.config, resume=False)

@@ -288,14 +288,18 @@ def test_gates_close_units_of_the_shared_part_only() -> None:
 
 
 def test_fedsparse_on_the_shared_part_begins_where_fedavg_ended() -> None:
-    whole = done(simulation(fedavg(solver=SOLVER), rounds=2)).state.server
-    method = lg_fedsparse(fedavg_rounds=2, fedavg_lr=SOLVER.lr, solver=replace(SOLVER, lr=0.01))
+    whole = done(simulation(fedavg(solver=SOLVER, weighting="examples"), rounds=2)).state.server
+    method = lg_fedsparse(fedavg_rounds=2, fedavg_lr=SOLVER.lr, weighting="examples", solver=replace(SOLVER, lr=0.01))
     run = simulation(method, rounds=3)
     states = [run.state.server for _ in run]
     assert all(torch.equal(states[1][f"whole/{name}"], leaf) for name, leaf in whole.items())
     started = {name: leaf for name, leaf in states[2].items() if name.startswith("local/")}
     assert started
     assert all(torch.equal(leaf, whole[name.replace("local/", "w/")]) for name, leaf in started.items())
+    begun = run.method.advance(states[1])  # type: ignore[attr-defined]
+    shared = {name: leaf for name, leaf in begun.items() if name.startswith("part/w/")}
+    assert len(shared) + len(started) == len(whole)
+    assert all(torch.equal(leaf, whole[name.removeprefix("part/")]) for name, leaf in shared.items())
 
 
 def test_nothing_to_gate_in_the_shared_part() -> None:
@@ -327,6 +331,7 @@ def test_codecs_see_the_shared_part_only(up: str) -> None:
         (lambda: Depth(fraction=1.5), r"must lie in \[0, 1\], got 1.5"),
         (lambda: KeepLocal(fedavg(), ("0.*",), start="mine"), "unknown start 'mine'"),  # type: ignore[arg-type]
         (lambda: KeepLocal(fedavg(), ("0.*",), warmup_epochs=-1), "warmup_epochs must not be negative, got -1"),
+        (lambda: lg_fedsparse(fedavg_lr=0.1), "fedavg_lr is the learning rate of fedavg_rounds"),
         (lambda: lg_fedavg(objective="jigsaw", objective_weight=-1.0), "weight of a local objective"),
         (lambda: lg_fedavg(objective="autoencoder", global_layers=9), "a local objective needs private leaves"),
     ],

@@ -126,7 +126,8 @@ def test_what_is_standardised_has_no_scale() -> None:
         ({"lr": -1.0}, "lr must be positive"),
         ({"optimizer": "x"}, "adam"),
         ({"weight_decay": -1.0}, "weight_decay must be finite and ≥ 0, got -1"),
-        ({"attributes": (-1,)}, r"attributes must not be negative, got \[-1\]"),
+        ({"attributes": (-1,)}, r"attributes must be different numbers ≥ 0, got \[-1\]"),
+        ({"attributes": (1, 1)}, r"attributes must be different numbers ≥ 0, got \[1, 1\]"),
     ],
 )
 def test_opponents_that_are_refused(opponent: Any, said: str) -> None:
@@ -150,11 +151,29 @@ def test_without_protected_attributes_there_is_no_adversary() -> None:
 
 
 def test_an_adversary_guesses_the_attributes_that_it_is_asked() -> None:
-    contest = Adversary(weight=1.0, opponent=Opponent(attributes=(1,)))
-    personal = turn(bound(contest)).personal
+    task, data = image_task(), images()
+    task.load(task.init(KEY))
+    x, marks = data.train.tensors()[0], data.train.protected[data.train.index]  # type: ignore[index]
+    h = representation(task.module, "1", x)
+    net = adversary_net(6, 1, 8)
+    side = Contest(task, "1", net, 1.0, lr=0.1, opponent=Opponent(attributes=(1,)))
+    expected = F.binary_cross_entropy_with_logits(net(h), marks[:, 1:])
+    torch.testing.assert_close(side.adversary_loss(h, marks), expected)
+    personal = turn(bound(Adversary(weight=1.0, opponent=Opponent(attributes=(1,))))).personal
     assert personal["aux/6.weight"].shape[0] == 1
     with pytest.raises(ConfigError, match=r"adversary\.attributes: there is no attribute 2; the data have 0 to 1"):
         turn(bound(Adversary(weight=1.0, opponent=Opponent(attributes=(2,)))))
+
+
+def test_a_stronger_lambda_is_no_weaker_decay() -> None:
+    """Steps of Adam depend on neither the scale of L_a nor that of its decay."""
+    after = []
+    for weight in (0.1, 10.0):
+        _, side, data = contest(weight, steps=20, optimizer="adam", lr=0.01, weight_decay=0.1)
+        side.prepare(data.train.tensors()[0], data.train.protected[data.train.index])  # type: ignore[index]
+        after.append([leaf.detach() for leaf in side.net.parameters()])
+    for weak, strong in zip(*after, strict=True):
+        torch.testing.assert_close(weak, strong, rtol=1e-3, atol=1e-4)
 
 
 def test_weight_decay_keeps_an_adversary_small() -> None:

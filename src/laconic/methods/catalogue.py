@@ -291,7 +291,10 @@ def lg_fedsparse(
 
     `fedavg_rounds` of FedAvg on the whole model come first, with the learning rate `fedavg_lr` (the solver's).
     """
-    first = EM("fedavg", Gaussian(), solver if fedavg_lr is None else replace(solver, lr=fedavg_lr))
+    if fedavg_lr is not None and not fedavg_rounds:
+        raise ConfigError("lg_fedsparse: fedavg_lr is the learning rate of fedavg_rounds, of which there are none.")
+    first_solver = solver if fedavg_lr is None else replace(solver, lr=fedavg_lr)
+    first = EM("fedavg", Gaussian(), first_solver, weighting=weighting)
     method = fedsparse(
         sparsity=sparsity,
         lambda0=lambda0,

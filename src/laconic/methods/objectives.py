@@ -149,8 +149,8 @@ class Opponent:
     attributes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if any(number < 0 for number in self.attributes):
-            raise ConfigError(f"adversary.attributes must not be negative, got {list(self.attributes)}.")
+        if any(number < 0 for number in self.attributes) or len(set(self.attributes)) < len(self.attributes):
+            raise ConfigError(f"adversary.attributes must be different numbers ≥ 0, got {list(self.attributes)}.")
         one_of("adversary.optimizer", self.optimizer, ("sgd", "adam"))
         if self.steps < 1:
             raise ConfigError(f"adversary.steps must be at least 1, got {self.steps}.")
@@ -292,7 +292,9 @@ class Contest:
     @cached_property
     def _optimizer(self) -> torch.optim.Optimizer:
         kind = torch.optim.Adam if self.opponent.optimizer == "adam" else torch.optim.SGD
-        return kind(self.net.parameters(), lr=self.opponent.lr or self.lr, weight_decay=self.opponent.weight_decay)
+        # Of L_a itself, which λ stands before: a stronger λ does not make a weaker decay.
+        decay = self.weight * self.opponent.weight_decay
+        return kind(self.net.parameters(), lr=self.opponent.lr or self.lr, weight_decay=decay)
 
     @property
     def parameters(self) -> list[Tensor]:

@@ -87,6 +87,7 @@ class Training:
         """
         table = overridden(tomllib.loads(self.common), arm.settings)
         if scale < 1:
+            full = {place: table.get(place[0], {}).get(place[1]) for place in _COUNTED}
             small = (*self.small, *arm.small)
             overridden(table, small)
             stated = {change.partition("=")[0] for change in small}
@@ -94,7 +95,9 @@ class Training:
                 if key in table.get(section, {}):
                     # What `small` states is for the recipe's own scale, all else is a share of the full number.
                     share = scale / self.scale if f"{section}.{key}" in stated else scale
-                    table[section][key] = max(1, math.ceil(table[section][key] * share - 1e-9))
+                    count = max(1, math.ceil(table[section][key] * share - 1e-9))
+                    most = full[section, key]
+                    table[section][key] = count if most is None else min(most, count)
         return sections(table, where=arm.name)
 
     def __call__(self, job: Job) -> Outcome:

@@ -24,7 +24,7 @@ def _one_device(run: RunRecord, _: RunRecord | None) -> float | None:
 def _sent(run: RunRecord, first: RunRecord | None) -> float | None:
     """What one device sends and gets in an iteration, in per cent of a device of the dense arm."""
     share = paper_share(run, first)
-    if share is None or first is None or run.summary is None or first.summary is None:
+    if not share or first is None or run.summary is None or first.summary is None:
         return None
     return float(share * first.summary["clients"] / run.summary["clients"])
 
