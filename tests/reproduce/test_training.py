@@ -129,6 +129,26 @@ def test_a_result_of_what_is_there(made: Path, tiny: Any, no_training: None) -> 
     assert "Not run: plain, seed 0." in (out / "tiny" / "table.md").read_text()
 
 
+def test_an_arm_may_have_fewer_seeds_and_a_recipe_its_own_picture(tiny: Any) -> None:
+    drawn: list[dict[str, int]] = []
+
+    def picture(found: Any, figure: Any) -> None:
+        drawn.append({name: len(runs) for name, runs in found.items()})
+
+    plain, eight = TINY.arms
+    out = tiny(replace(TINY, arms=(plain, replace(eight, seeds=1)), seeds=2, picture=picture))
+    result = reproduce("tiny", out=out, scale=0.05)
+    assert [run["record"] for run in result.record["data"]["runs"]] == ["plain-s0", "plain-s1", "eight-s0"]
+    assert "2 seeds, standard deviation" in result.rows[0].note
+    pytest.importorskip("matplotlib")
+    assert drawn == [{"plain": 2, "eight": 1}]
+
+
+def test_what_is_stated_for_a_small_scale_never_exceeds_the_full_number() -> None:
+    stated = replace(TINY, arms=(replace(TINY.arms[0], small=("run.rounds=20",)),))
+    assert [stated.table(stated.arms[0], scale=scale)["run"]["rounds"] for scale in (0.05, 0.1, 0.5)] == [10, 20, 20]
+
+
 def test_scales() -> None:
     arm = TINY.arms[0]
     assert TINY.table(arm)["run"]["rounds"] == 20

@@ -95,9 +95,9 @@ class Training:
                 if key in table.get(section, {}):
                     # What `small` states is for the recipe's own scale, all else is a share of the full number.
                     share = scale / self.scale if f"{section}.{key}" in stated else scale
-                    count = max(1, math.ceil(table[section][key] * share - 1e-9))
-                    most = full[section, key]
-                    table[section][key] = count if most is None else min(most, count)
+                    count = table[section][key]
+                    most = max(count, full[section, key] or count)
+                    table[section][key] = min(most, max(1, math.ceil(count * share - 1e-9)))
         return sections(table, where=arm.name)
 
     def __call__(self, job: Job) -> Outcome:
