@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,19 @@ def test_the_doctor_sees_an_expired_certificate(tmp_path: Path, monkeypatch: pyt
     found = {finding.what: finding for finding in doctor.examine(tmp_path, ports=())}
     assert found["ca.crt"].good is False
     assert "expired" in found["ca.crt"].detail
+
+
+def test_the_doctor_knows_what_every_extra_brings() -> None:
+    """Those for users: development's own (tests, site, browser) are made by `make`."""
+    from laconic.flower.doctor import EXTRAS
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name in EXTRAS}
+    assert project["optional-dependencies"].keys() - extras.keys() == {"dev", "docs", "ui"}
+    called = {"PIL": "pillow", "ray": "flwr[simulation]"}
+    for name, modules in EXTRAS.items():
+        wanted = {requirement.partition(">")[0] for requirement in extras[name]}
+        assert all({called.get(m, m), m.replace("_", "-"), f"{m}[simulation]"} & wanted for m in modules), name
 
 
 def test_the_doctor_sees_a_port_in_use() -> None:

@@ -18,7 +18,8 @@ from laconic.engine import versions
 
 EXTRAS = {
     "data": ("datasets", "PIL", "pyarrow"),
-    "report": ("matplotlib", "plotly"),
+    "report": ("matplotlib", "pandas"),
+    "tensorboard": ("tensorboard",),
     "flower": ("flwr", "ray"),
     "onnx": ("onnx", "onnxscript"),
     "vqa": ("easy_vqa", "PIL"),
