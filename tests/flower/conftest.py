@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import pytest
+import tomli_w
 
 from laconic.config import experiment_from
 from laconic.engine import Run
@@ -43,6 +47,14 @@ def table_for(name: str, *, rounds: int = 3, clients: int = 3, cohort: int | Non
         "link": {},
     }
     return {**table, **json.loads(json.dumps({**METHODS, **OTHERS}[name]))}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A run as a file."""
+    path = tmp_path / "given.toml"
+    path.write_text(tomli_w.dumps({k: v for k, v in table_for("fedavg").items() if v}))
+    return path
 
 
 @dataclass

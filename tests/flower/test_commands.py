@@ -5,19 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tomli_w
-from tests.flower.conftest import table_for
 from typer.testing import CliRunner
 
 from laconic.cli import app
 from laconic.core import ConfigError
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "given.toml"
-    path.write_text(tomli_w.dumps({k: v for k, v in table_for("fedavg").items() if v}))
-    return path
 
 
 def test_a_folder_and_its_certificates(config: Path, tmp_path: Path) -> None:

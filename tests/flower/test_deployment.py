@@ -7,8 +7,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import tomli_w
-from tests.flower.conftest import table_for
 
 from laconic.core import ConfigError, RunError
 from laconic.flower.certs import make_certs
@@ -16,13 +14,6 @@ from laconic.flower.doctor import examine
 from laconic.flower.folder import make_folder
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "given.toml"
-    path.write_text(tomli_w.dumps({k: v for k, v in table_for("fedavg").items() if v}))
-    return path
 
 
 def test_a_folder_has_all_that_is_needed(config: Path, tmp_path: Path) -> None:
@@ -105,7 +96,7 @@ def test_the_doctor_knows_what_every_extra_brings() -> None:
     """Those for users: development's own (tests, site, browser) are made by `make`."""
     from laconic.flower.doctor import EXTRAS
 
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name in EXTRAS}
     assert project["optional-dependencies"].keys() - extras.keys() == {"dev", "docs", "ui"}
     called = {"PIL": "pillow", "ray": "flwr[simulation]"}

@@ -68,7 +68,7 @@ FIGURES = (
 _LG = ("method.name=lg_fedavg",)
 _FEDAVG = ("method.name=fedavg", "method.weighting=examples")
 # All devices in every round, an epoch each. The published code has up to 100 epochs (MNIST) and stops by test accuracy;
-# alone, devices have learnt what they can by 25.
+# 25 are what a small machine has time for.
 _ALONE = ("method.name=local_only", "run.cohort=100")
 
 
