@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check types lint format fuzz slow deploy-test ui-test bench docs dist clean
+.PHONY: demo test check types lint format fuzz slow cluster-test deploy-test ui-test bench docs dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -28,7 +28,11 @@ format: $(READY)
 
 # What takes minutes: at least twenty kills and resumes, long property tests.
 slow: $(READY)
-	$(BIN)/python -m pytest -m slow --ignore tests/deploy
+	$(BIN)/python -m pytest -m slow --ignore tests/deploy --ignore tests/cluster
+
+# A Ray cluster of three nodes on this machine: the same bits, with actors, nodes and workers killed.
+cluster-test: $(READY)
+	$(BIN)/python -m pytest -n 0 -m slow tests/cluster --durations 10
 
 # A SuperLink and three SuperNodes with TLS, five methods on three engines, faults; stops all of it again.
 deploy-test: $(READY)

@@ -2,7 +2,8 @@
 
 No frames, no checks, no ledger: weights go to and fro in shared memory, each process adds up its own clients, and the
 parent averages. It makes the same steps as laconic's FedAvg: same first weights, same clients, same batches, which
-`benchmarks.rounds` checks by comparing the weights after a round. Its inner loop is the usual one, `torch.optim.SGD`.
+`benchmarks.rounds` checks by comparing the weights after a round. Its inner loop is the usual one, `torch.optim.SGD`;
+with `quick` it computes in bfloat16, images and weights in channels-last order.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from laconic.core import ClientInfo
+from laconic.core import ClientInfo, channels_last
 from laconic.data import Federation
 from laconic.engine import Agreement
 
@@ -34,6 +35,8 @@ class BareLoop:
         lr: float,
         batch_size: int,
         processes: int = 2,
+        quick: bool = False,
+        epochs: int = 1,
     ) -> None:
         self.weights = self._weights = [weight.clone().share_memory_() for weight in first]
         self._sums = [[torch.zeros_like(w).share_memory_() for w in self._weights] for _ in range(processes)]
@@ -43,7 +46,7 @@ class BareLoop:
             ours, theirs = _CONTEXT.Pipe()
             process = _CONTEXT.Process(
                 target=_work,
-                args=(theirs, build, federation, agreement, self._weights, sums, lr, batch_size),
+                args=(theirs, build, federation, agreement, self._weights, sums, lr, batch_size, quick, epochs),
                 daemon=True,
             )
             process.start()
@@ -74,9 +77,14 @@ def _work(
     sums: list[Tensor],
     lr: float,
     batch_size: int,
+    quick: bool,
+    epochs: int,
 ) -> None:
     torch.set_num_threads(1)
     module = build().train()
+    examples = federation.x
+    if quick:
+        module, examples = module.to(memory_format=torch.channels_last), channels_last(examples)  # type: ignore[call-overload]
     loss_function = nn.CrossEntropyLoss()
     parameters = list(module.parameters())
     while True:
@@ -89,11 +97,14 @@ def _work(
                     parameter.copy_(weight)
             optimizer = torch.optim.SGD(parameters, lr=lr)
             index = federation.client(client).train.index
-            key = agreement.client_key(ClientInfo(client, number, 0)).fold_in("batches", "epoch", 0)
-            order = torch.from_numpy(key.numpy().permutation(len(index)))
-            for rows in index[order].split(batch_size):
+            key = agreement.client_key(ClientInfo(client, number, 0)).fold_in("batches")
+            orders = [torch.from_numpy(key.fold_in("epoch", e).numpy().permutation(len(index))) for e in range(epochs)]
+            for rows in (rows for order in orders for rows in index[order].split(batch_size)):
                 optimizer.zero_grad()
-                loss_function(module(federation.x[rows]), federation.y[rows]).backward()
+                batch = channels_last(examples[rows]) if quick else examples[rows]
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=quick):
+                    output = module(batch)
+                loss_function(output.float(), federation.y[rows]).backward()
                 optimizer.step()
             with torch.no_grad():
                 for total, parameter in zip(sums, parameters, strict=True):

@@ -1,4 +1,4 @@
-"""What masks and noise cost: turns of FedPM and vardrop clients, coding a mask, the engine beside synchronous SGD.
+"""What masks and noise cost: FedPM's and vardrop's local updates, coding a mask, the engine beside synchronous SGD.
 
 Ratios are medians of interleaved repetitions in one run. `python -m benchmarks.masks`; run it with nothing else going.
 """
@@ -8,44 +8,43 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 import laconic as lc
 from benchmarks.rounds import Bar, images
-from benchmarks.sparse import EXAMPLES, federation, interleaved, turn
+from benchmarks.sparse import EXAMPLES, federation, interleaved, update
 from laconic.codecs import parse
 from laconic.core import Key, Leaf, Shared
-from laconic.engine import Schedule
-from laconic.experiment import make_task, prepare
-from laconic.methods.lockstep import Synchronous
+from laconic.engine import Simulation
+from laconic.experiment import RunSettings, experiment
 
 BATCH = 128
 
 
-def client_turns(repetitions: int) -> list[Bar]:
+def client_updates(repetitions: int) -> list[Bar]:
     """FedPM on Conv-4 at width ¼ and vardrop on LeNet5, against plain steps on the same network."""
     data = federation((1, 28, 28))
     passes = lc.Solver(local_epochs=3, batch_size=BATCH)
     scores = lc.Solver(optimizer="adam", lr=0.1, local_epochs=3, batch_size=BATCH)
     once = lc.Solver(optimizer="adam", lr=1e-3, local_steps=1, batch_size=BATCH)
-    turns = {
-        "fedavg": turn(lc.fedavg(solver=passes), data, "conv4", width=0.25),
-        "fedpm": turn(lc.fedpm(solver=scores), data, "conv4", width=0.25),
-        "plain": turn(lc.fedavg(solver=once), data, "lenet5"),
-        "vardrop": turn(lc.vardrop(solver=once), data, "lenet5"),
+    updates = {
+        "fedavg": update(lc.fedavg(solver=passes), data, "conv4", width=0.25),
+        "fedpm": update(lc.fedpm(solver=scores), data, "conv4", width=0.25),
+        "plain": update(lc.fedavg(solver=once), data, "lenet5"),
+        "vardrop": update(lc.vardrop(solver=once), data, "lenet5"),
     }
-    seconds = interleaved(turns, repetitions)
+    seconds = interleaved(updates, repetitions)
     steps = 3 * -(-EXAMPLES // BATCH)
     return [
         Bar(
-            "FedPM / FedAvg client turn, Conv-4 at width 1/4",
+            "FedPM / FedAvg local update, Conv-4 at width 1/4",
             seconds["fedpm"] / seconds["fedavg"],
             1.6,
-            f"a turn of {steps} steps takes FedAvg {seconds['fedavg']:.3f} s",
+            f"an update of {steps} steps takes FedAvg {seconds['fedavg']:.3f} s",
         ),
         Bar(
             "variational / plain step, LeNet5",
@@ -78,18 +77,16 @@ def coding(repetitions: int) -> Bar:
     )
 
 
-@contextmanager
-def timed(*names: str) -> Iterator[Callable[[], float]]:
-    """Seconds spent in these functions of synchronous variational dropout: what any loop would have to compute."""
+def timed(simulation: Simulation) -> Callable[[], float]:
+    """Seconds spent in the method's own functions from now on: what any loop would have to compute."""
     spent, depth = 0.0, 0
-    original = {name: getattr(Synchronous, name) for name in names}
 
-    def watched(name: str) -> Callable[..., Any]:
-        def call(*args: Any, **settings: Any) -> Any:
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
             nonlocal spent, depth
             began, depth = time.perf_counter(), depth + 1
             try:
-                return original[name](*args, **settings)
+                return function(*args)
             finally:
                 depth -= 1
                 if not depth:
@@ -97,29 +94,30 @@ def timed(*names: str) -> Iterator[Callable[[], float]]:
 
         return call
 
-    for name in names:
-        setattr(Synchronous, name, watched(name))
-    try:
-        yield lambda: spent
-    finally:
-        for name, function in original.items():
-            setattr(Synchronous, name, function)
+    bound = simulation.method
+    assert bound.replica is not None
+    watching = replace(
+        bound,
+        client_update=watched(bound.client_update),
+        server_update=watched(bound.server_update),
+        replica=bound.replica._replace(absorb=watched(bound.replica.absorb)),
+    )
+    simulation.agreement = replace(simulation.agreement, method=watching)
+    return lambda: spent
 
 
 def overhead(rounds: int, *, label: str, **settings: float) -> Bar:
     """What an iteration costs beside the devices' gradients and the optimizer's step, with 4 devices in one process."""
     data = images(4, per_client=1200)
-    schedule = Schedule(rounds=2 * rounds, cohort=4, eval_every=10**6, local_eval=False, workers=0)
-    method = lc.vardrop(**settings)  # type: ignore[arg-type]
-    simulation = prepare(method=method, task=make_task(data, "lenet5"), federation=data, schedule=schedule, seed=0)
+    run = RunSettings(rounds=2 * rounds, cohort=4, eval_every=10**6, evaluations=("global",), workers=0)
+    made = experiment(data=data, model="lenet5", method=lc.vardrop(**settings), run=run, hashed=False)
+    spent, before = timed(made.simulation), 0.0
     ratios, sent, seconds = [], 0.0, 0.0
-    with timed("client_update", "server_update", "absorb") as spent:
-        before = 0.0
-        for record in simulation:
-            computed, before = spent() - before, spent()
-            if record["round"] > rounds:  # the first ones are for warming up
-                ratios.append((record["seconds"] - computed) / computed)
-                sent, seconds = record["gradients_sent"], record["seconds"]
+    for record in made.simulation:
+        computed, before = spent() - before, spent()
+        if record.round > rounds:  # the first ones are for warming up
+            ratios.append((record.seconds - computed) / computed)
+            sent, seconds = record.clients["gradients_sent"], record.seconds
     return Bar(
         f"engine overhead / compute of an iteration, LeNet5, 4 devices, {label}",
         statistics.median(ratios),
@@ -132,7 +130,7 @@ def main(repetitions: int = 15) -> None:
     """Measure, print, and exit with 1 where a bar is missed."""
     torch.set_num_threads(1)
     bars = [
-        *client_turns(repetitions),
+        *client_updates(repetitions),
         coding(repetitions),
         overhead(2 * repetitions, kl_scale=0.0, label="dense"),
         overhead(2 * repetitions, first_log_sigma2=-1.0, label="sparse"),

@@ -1,6 +1,6 @@
 """The report of a comparison: how large its file is and how long a browser takes to draw it.
 
-Six methods train on the embedded digits for 1,000 rounds, judged after every round; all records are of real runs, which
+Six methods train on the embedded digits for 1,000 rounds, evaluated after each; all records are of real runs, which
 are kept in `--out` and not made again. Needs Chromium and its driver, as `make ui-test` does.
 `python -m benchmarks.report`; docs/images show `--rounds 80 --cohort 6 --eval-every 4 --seeds 3 --images docs/images`.
 """
@@ -52,7 +52,7 @@ def table(name: str, seed: int, *, rounds: int, cohort: int, eval_every: int) ->
         "data": {"source": "digits", "clients": 30, "partition": {"kind": "dirichlet", "alpha": 0.5}},
         "model": {"name": "mlp", "hidden": [48]},
         "link": {},
-        "new_device": {},
+        "newcomer": {},
         **RUNS[name],
     }
 

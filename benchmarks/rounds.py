@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,8 +22,9 @@ from torch import nn
 
 import laconic as lc
 from benchmarks.bare import BareLoop
-from laconic.engine import Schedule, Simulation, sample_cohort
-from laconic.experiment import make_task, prepare
+from laconic.core import Precision, sample_cohort
+from laconic.engine import Record, Simulation
+from laconic.experiment import Layout, RunSettings, experiment
 from laconic.models import lenet5_fs, mlp
 
 
@@ -44,74 +45,162 @@ class Bar:
         return f"{'PASS' if self.met else 'FAIL'}  {self.name}: {self.value:.3f} (at most {self.limit})  {self.detail}"
 
 
-def images(clients: int, per_client: int = 600) -> lc.Federation:
-    """MNIST-sized random images: time does not depend on what they show."""
+def images(clients: int, per_client: int = 600, shape: tuple[int, ...] = (1, 28, 28)) -> lc.Federation:
+    """Random images of MNIST's size (or another): time does not depend on what they show."""
     rng = np.random.default_rng(0)
     n = min(clients * per_client, 60_000)
-    x = rng.random((n, 1, 28, 28), dtype=np.float32)
+    x = rng.random((n, *shape), dtype=np.float32)
     y = rng.integers(0, 10, n)
     return lc.Federation.from_arrays((x, y), (x[:100], y[:100]), clients=clients)
 
 
 def laconic_rounds(
     federation: lc.Federation, model: Callable[[], nn.Module], *, up: str = "float32", **solver: Any
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Record]:
     return iter(simulation(federation, model, up=up, **solver))
 
 
 def simulation(
-    federation: lc.Federation, model: Callable[[], nn.Module], *, up: str = "float32", **solver: Any
+    federation: lc.Federation,
+    model: Callable[[], nn.Module],
+    *,
+    up: str = "float32",
+    precision: Precision = "float32",
+    layout: Layout = "auto",
+    **solver: Any,
 ) -> Simulation:
-    schedule = Schedule(rounds=100_000, cohort=10, eval_every=100_000, local_eval=False, workers=2)
-    method = lc.fedavg(solver=lc.Solver(local_epochs=1, **solver))
-    task = make_task(federation, model)
-    return prepare(method=method, task=task, federation=federation, schedule=schedule, seed=0, up=up)
+    run = RunSettings(
+        rounds=100_000,
+        cohort=10,
+        eval_every=100_000,
+        evaluations=("global",),
+        workers=2,
+        precision=precision,
+        layout=layout,
+    )
+    method = lc.fedavg(solver=lc.Solver(**{"local_epochs": 1, **solver}))
+    return experiment(data=federation, model=model, method=method, up=up, run=run, hashed=False).simulation
 
 
-def against_bare_loop(
-    name: str, build: Callable[[], nn.Module], *, lr: float, batch_size: int, repetitions: int
-) -> Bar:
-    federation = images(100)
-    mine = simulation(federation, build, lr=lr, batch_size=batch_size)
-    agreement = mine.agreement
-    first = [leaf.clone() for leaf in mine.state.server.values()]
-    ours = iter(mine)
-    bare = BareLoop(build, federation, agreement, first, lr=lr, batch_size=batch_size)
-    number = {"ours": 0, "bare": 0}
+@dataclass(frozen=True)
+class Race:
+    """Networks and data on which laconic races the bare loop, and the bars by precision."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    per_client: int
+    lr: float
+    batch_size: int
+    bars: Mapping[Precision, float]
+    best: float | None = None
+    """The bar against the bare loop at its own best: bfloat16 and channels-last."""
+    epochs: int = 1
+
+
+RACES = (
+    Race(
+        "MLP 784-200-10, B=10",
+        partial(mlp, (1, 28, 28), 10, hidden=(200,)),
+        (1, 28, 28),
+        600,
+        0.1,
+        10,
+        {"float32": 0.9},
+    ),
+    Race(
+        "digits MLP 64-64-10, B=10, E=5",
+        partial(mlp, (1, 8, 8), 10),
+        (1, 8, 8),
+        28,
+        0.1,
+        10,
+        {"float32": 0.8},
+        epochs=5,
+    ),
+    Race(
+        "LeNet5-FS, 32×32×3, B=64",
+        partial(lenet5_fs, (3, 32, 32), 10),
+        (3, 32, 32),
+        500,
+        0.05,
+        64,
+        {"float32": 0.85, "bfloat16": 0.45},
+        best=1.05,
+    ),
+    Race(
+        "LeNet5-FS, 28×28×1, B=20",
+        partial(lenet5_fs, (1, 28, 28), 10),
+        (1, 28, 28),
+        600,
+        0.05,
+        20,
+        {"float32": 0.95, "bfloat16": 0.7},
+        best=1.05,
+    ),
+)
+
+
+def race(entry: Race, repetitions: int) -> Iterator[Bar]:
+    """Round times against the bare two-process float32 loop, all interleaved in one run."""
+    federation = images(100, entry.per_client, entry.shape)
+    solver: dict[str, Any] = {"lr": entry.lr, "batch_size": entry.batch_size}
+    mine = {
+        precision: simulation(federation, entry.build, precision=precision, local_epochs=entry.epochs, **solver)
+        for precision in entry.bars
+    }
+    loop = partial(BareLoop, entry.build, federation, epochs=entry.epochs, **solver)
+    ours = {precision: iter(run) for precision, run in mine.items()}
+    agreement = mine["float32"].agreement
+    first = [leaf.clone() for leaf in mine["float32"].state.server.values()]
+    bare = {"bare": loop(agreement, first)}
+    if entry.best is not None:
+        bare["bare at its best"] = BareLoop(
+            entry.build, federation, agreement, first, epochs=entry.epochs, quick=True, **solver
+        )
+    number = dict.fromkeys((*bare, *ours), 0)
 
     def round_of(which: str) -> None:
         number[which] += 1
-        if which == "ours":
-            next(ours)
+        if which in ours:
+            next(ours[which])
         else:
-            bare.round(number[which], sample_cohort(agreement.round_key(number[which]), clients=100, cohort=10))
+            bare[which].round(number[which], sample_cohort(agreement.round_key(number[which]), clients=100, cohort=10))
 
-    for which in ("ours", "bare"):
+    for which in number:
         round_of(which)
-    for weight, leaf in zip(bare.weights, mine.state.server.values(), strict=True):
-        torch.testing.assert_close(weight, leaf, rtol=1e-3, atol=1e-5)  # they do the same steps
-    ratios, seconds = [], []
+    # They make the same steps: bit for bit but for sums, when images lie in memory as the bare loop has them.
+    same = simulation(federation, entry.build, layout="contiguous", local_epochs=entry.epochs, **solver)
+    next(rounds := iter(same))
+    rounds.close()  # type: ignore[attr-defined]
+    for weight, leaf in zip(bare["bare"].weights, same.state.server.values(), strict=True):
+        torch.testing.assert_close(weight, leaf, rtol=1e-3, atol=1e-5)
+    seconds: dict[str, list[float]] = {which: [] for which in number}
+    count = 3 if entry.shape[-1] > 8 else 20
     for repetition in range(repetitions):
-        took = {"bare": 0.0, "ours": 0.0}
-        for which in ("bare", "ours") if repetition % 2 else ("ours", "bare"):
+        for which in seconds if repetition % 2 else reversed(seconds):
             began = time.perf_counter()
-            for _ in range(3):
+            for _ in range(count):
                 round_of(which)
-            took[which] = time.perf_counter() - began
-        ratios.append(took["ours"] / took["bare"])
-        seconds.append((took["ours"] / 3, took["bare"] / 3))
-    bare.close()
-    ours.close()  # type: ignore[attr-defined]
-    my_seconds, theirs = (statistics.median(s[i] for s in seconds) for i in (0, 1))
-    return Bar(
-        f"{name}, round time / bare loop", statistics.median(ratios), 1.10, f"{my_seconds:.3f} s / {theirs:.3f} s"
-    )
+            seconds[which].append((time.perf_counter() - began) / count)
+    for one in bare.values():
+        one.close()
+    for run in ours.values():
+        run.close()  # type: ignore[attr-defined]
+
+    def ratio(which: str, against: str, limit: float) -> Bar:
+        value = statistics.median(a / b for a, b in zip(seconds[which], seconds[against], strict=True))
+        detail = f"{statistics.median(seconds[which]):.3f} s / {statistics.median(seconds[against]):.3f} s"
+        return Bar(f"{entry.name}, {which}, round time / {against} loop", value, limit, detail)
+
+    for precision, limit in entry.bars.items():
+        yield ratio(precision, "bare", limit)
+    if entry.best is not None:
+        yield ratio("bfloat16", "bare at its best", entry.best)
 
 
-def interleaved(
-    name: str, runs: dict[str, Iterator[dict[str, Any]]], *, limit: float, rounds: int, repetitions: int
-) -> Bar:
-    """The second run's time over the first one's, measured in turns."""
+def interleaved(name: str, runs: dict[str, Iterator[Record]], *, limit: float, rounds: int, repetitions: int) -> Bar:
+    """The second run's time over the first one's, one after the other."""
     first, second = runs
     for run in runs.values():
         next(run)
@@ -156,19 +245,19 @@ import resource, sys
 from functools import partial
 import numpy as np
 import laconic as lc
-from laconic.engine import Schedule
-from laconic.experiment import make_task, prepare
+from laconic.experiment import RunSettings, experiment
 from laconic.models import mlp
 rng = np.random.default_rng(0)
 x, y = rng.random((8000, 784), dtype=np.float32), rng.integers(0, 10, 8000)
 federation = lc.Federation.from_arrays((x, y), (x[:100], y[:100]), clients=2000)
-schedule = Schedule(rounds=2, cohort=int(sys.argv[1]), eval_every=2, local_eval=False, workers=2)
+run = RunSettings(rounds=2, cohort=int(sys.argv[1]), eval_every=2, evaluations=("global",), workers=2)
 method = lc.fedavg(solver=lc.Solver(local_epochs=1, batch_size=4, lr=0.1))
-task = make_task(federation, partial(mlp, (784,), 10, hidden=(1000,)))
+model = partial(mlp, (784,), 10, hidden=(1000,))
+made = experiment(data=federation, model=model, method=method, run=run, hashed=False)
 def peak():  # of this image alone: ru_maxrss remembers what the process was before exec
     return next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 before = peak()
-for _ in prepare(method=method, task=task, federation=federation, schedule=schedule, seed=0):
+for _ in made.simulation:
     pass
 print(before, peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
@@ -187,15 +276,51 @@ def memory() -> Bar:
     return Bar("peak memory, cohort 1,000 / cohort 10", max(many / few, worker_many / worker_few), 1.2, detail)
 
 
+_PSS = """
+import gc, os, sys, time
+from functools import partial
+import torch
+from benchmarks.rounds import RACES, images, simulation
+from benchmarks.bare import BareLoop
+from laconic.core import sample_cohort
+torch.set_num_threads(1)
+entry = next(race for race in RACES if race.shape == (1, 28, 28) and race.best)
+data, solver = images(100, entry.per_client, entry.shape), {"lr": entry.lr, "batch_size": entry.batch_size}
+run = simulation(data, entry.build, **solver)
+if sys.argv[1] == "laconic":
+    loop = iter(run)
+    for _ in range(3): next(loop)
+else:
+    first = [leaf.clone() for leaf in run.state.server.values()]
+    loop = BareLoop(entry.build, data, run.agreement, first, **solver)
+    for number in range(1, 4):
+        loop.round(number, sample_cohort(run.agreement.round_key(number), clients=100, cohort=10))
+def pss(process):
+    lines = open(f"/proc/{process}/smaps_rollup").read().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+tree = [os.getpid(), *map(int, open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split())]
+print(sum(map(pss, tree)))
+loop.close()
+"""
+
+
+def proportional_memory() -> Bar:
+    """Proportional set sizes of all processes of a run, data and imports included, over those of the bare loop."""
+    said = {}
+    for which in ("laconic", "bare"):
+        command = [sys.executable, "-c", _PSS, which]
+        said[which] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
+    detail = f"{said['laconic']:.0f} / {said['bare']:.0f} MiB"
+    name = "LeNet5-FS, 28×28×1, memory of all processes (PSS) / bare loop"
+    return Bar(name, said["laconic"] / said["bare"], 1.2, detail)
+
+
 _START = """
 import time
 began = time.time()
 import laconic as lc
-from laconic.engine import Schedule
-from laconic.experiment import make_task, prepare
-data = lc.data.digits(clients=50)
-run = iter(prepare(method=lc.fedavg(), task=make_task(data, "mlp"), federation=data, schedule=Schedule(), seed=0))
-next(run)
+from laconic.experiment import experiment
+next(iter(experiment(data=lc.data.digits(clients=50), hashed=False).simulation))
 print(time.time() - began)
 """
 
@@ -217,21 +342,19 @@ def main() -> int:
     torch.set_num_threads(1)
     n = arguments.repetitions
     bars = []
-    for measure in (
-        lambda: against_bare_loop(
-            "MLP 784-200-10, B=10", partial(mlp, (1, 28, 28), 10, hidden=(200,)), lr=0.1, batch_size=10, repetitions=n
-        ),
-        lambda: against_bare_loop(
-            "LeNet5-FS, B=20", partial(lenet5_fs, (1, 28, 28), 10), lr=0.05, batch_size=20, repetitions=n
-        ),
-        lambda: against_float32("eden:bits=2", n),
-        lambda: against_registered_clients(n),
-        memory,
-        lambda: start_up(n),
-    ):
-        bars.append(measure())
-        if not arguments.json:
-            print(bars[-1].line(), flush=True)
+    measures: list[Callable[[], Iterable[Bar]]] = [
+        *(partial(race, entry, n) for entry in RACES),
+        lambda: [against_float32("eden:bits=2", n)],
+        lambda: [against_registered_clients(n)],
+        lambda: [memory()],
+        lambda: [proportional_memory()],
+        lambda: [start_up(n)],
+    ]
+    for measure in measures:
+        for bar in measure():
+            bars.append(bar)
+            if not arguments.json:
+                print(bar.line(), flush=True)
     if arguments.json:
         print(json.dumps([{"name": b.name, "value": b.value, "limit": b.limit, "met": b.met} for b in bars], indent=2))
     return 0 if all(bar.met for bar in bars) else 1

@@ -1,4 +1,4 @@
-"""What sparsity costs and saves: turns of FedSparse and FedDrop clients against FedAvg, the speed of smaller models.
+"""What sparsity costs and saves: FedSparse's and FedDrop's local updates against FedAvg's, smaller models' speed.
 
 Ratios are medians of interleaved repetitions in one run. `python -m benchmarks.sparse`; run it with nothing else going.
 """
@@ -16,7 +16,7 @@ import torch
 
 import laconic as lc
 from benchmarks.rounds import Bar
-from laconic.core import ClientInfo, Key, Method, Tree, lockstep
+from laconic.core import ClientInfo, Key, Method, Tree
 from laconic.experiment import make_task
 from laconic.models import find_groups, lenet5_fs, multiply_adds, plan, sliced
 
@@ -31,13 +31,13 @@ def federation(shape: tuple[int, int, int] = (3, 32, 32)) -> lc.Federation:
     return lc.Federation.from_arrays((x, y), (x[:10], y[:10]), clients=2)
 
 
-def turn(method: Method, data: lc.Federation, model: str = "lenet5_fs", **settings: Any) -> Callable[[int], None]:
-    """A client's whole turn: unpack, train, pack."""
+def update(method: Method, data: lc.Federation, model: str = "lenet5_fs", **settings: Any) -> Callable[[int], None]:
+    """A client's local update: unpack, train, pack."""
     bound = method.bind(make_task(data, model, settings))
     server, key = bound.init(Key.from_seed(0)), Key.from_seed(1)
     client = ClientInfo(0, 1, EXAMPLES)
-    marching = lockstep(bound)
-    received: Tree = bound.broadcast(server, client, key) if marching is None else marching.first_held(server)
+    replica = bound.replica
+    received: Tree = bound.broadcast(server, client, key) if replica is None else replica.first(server)
     personal = bound.init_client(key)
 
     def run(number: int) -> None:
@@ -46,11 +46,11 @@ def turn(method: Method, data: lc.Federation, model: str = "lenet5_fs", **settin
     return run
 
 
-def interleaved(turns: dict[str, Callable[[int], Any]], repetitions: int) -> dict[str, float]:
+def interleaved(updates: dict[str, Callable[[int], Any]], repetitions: int) -> dict[str, float]:
     """Median seconds of each."""
-    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    seconds: dict[str, list[float]] = {name: [] for name in updates}
     for number in range(repetitions + 1):
-        for name, run in turns.items():
+        for name, run in updates.items():
             began = time.perf_counter()
             run(number)
             if number:  # the first is for warming up
@@ -80,13 +80,13 @@ def main(repetitions: int = 15) -> None:
     torch.set_num_threads(1)
     data = federation()
     adam = lc.ServerOptimizer("adam", lr=1e-3)
-    turns = {
-        "fedavg": turn(lc.fedavg(solver=SOLVER), data),
-        "fedsparse": turn(lc.fedsparse(solver=SOLVER, server=adam), data),
-        "feddrop": turn(lc.feddrop(conv_rate=0.1, fc_rate=0.5, solver=SOLVER, server=adam), data),
-        "feddrop, fc only": turn(lc.feddrop(conv_rate=0.0, first_rate=0.0, fc_rate=0.5, solver=SOLVER), data),
+    updates = {
+        "fedavg": update(lc.fedavg(solver=SOLVER), data),
+        "fedsparse": update(lc.fedsparse(solver=SOLVER, server=adam), data),
+        "feddrop": update(lc.feddrop(conv_rate=0.1, fc_rate=0.5, solver=SOLVER, server=adam), data),
+        "feddrop, fc only": update(lc.feddrop(conv_rate=0.0, first_rate=0.0, fc_rate=0.5, solver=SOLVER), data),
     }
-    seconds = interleaved(turns, repetitions)
+    seconds = interleaved(updates, repetitions)
     base = seconds["fedavg"]
     detail = f"a turn of 8 steps takes FedAvg {base:.3f} s"
     bars = [

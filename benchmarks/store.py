@@ -21,8 +21,8 @@ import numpy as np
 
 import laconic as lc
 from benchmarks.rounds import Bar
-from laconic.engine import RunDirectory, Schedule, execute
-from laconic.experiment import make_task, prepare
+from laconic.engine import RunDirectory, execute
+from laconic.experiment import RunSettings, experiment
 
 
 def federation(clients: int) -> lc.Federation:
@@ -36,12 +36,19 @@ def run(out: Path, *, clients: int, cohort: int, rounds: int, width: int, store:
     """One run with states in `store`; what it took, and the most memory that this process ever had."""
     method = lc.lg_fedavg(global_layers=1, solver=lc.Solver(lr=0.01, local_epochs=5, batch_size=8))
     data = federation(clients)
-    task = make_task(data, "mlp", {"hidden": [width, width]})
-    schedule = Schedule(rounds=rounds, cohort=cohort, eval_every=10**6, local_eval=False, workers=0, store=store)  # type: ignore[arg-type]
-    simulation = prepare(method=method, task=task, federation=data, schedule=schedule, seed=0)
+    settings = RunSettings(
+        rounds=rounds,
+        cohort=cohort,
+        eval_every=10**6,
+        evaluations=("global",),
+        workers=0,
+        store=store,  # type: ignore[arg-type]
+    )
+    model = {"hidden": [width, width]}
+    simulation = experiment(data=data, model_settings=model, method=method, run=settings, hashed=False).simulation
     began = time.perf_counter()
     result = execute(simulation, {}, facts={}, directory=RunDirectory(out, "r"), checkpoint_every=10)
-    private = sum(leaf.size for name, leaf in task.spec.items() if not name.startswith("fc3"))
+    private = sum(leaf.size for name, leaf in simulation.method.task.spec.items() if not name.startswith("fc3"))
     return {
         "seconds": sum(record["seconds"] for record in result.history),
         "with_checkpoints": time.perf_counter() - began,
@@ -77,7 +84,7 @@ def main() -> int:
             found = apart(options.out, clients=100, cohort=cohort, rounds=rounds, width=width, store=store)
             seconds.append(found["with_checkpoints"])
             hashes.add(found["state_sha256"])
-    # Every client has its turn: a cohort of a tenth of them, so that states also wait for the end of their round.
+    # Every client trains: a cohort of a tenth of them, so that states also wait for the end of their round.
     many = 100 if options.small else 3000
     wide = apart(options.out, clients=many, cohort=many // 10, rounds=30, width=width, store="disk")
     ratio = statistics.median(times["disk"]) / statistics.median(times["memory"])

@@ -14,7 +14,7 @@ from laconic.comparison import compare_tables, terminal
 from laconic.config import sections
 
 CONDITIONS: dict[str, Any] = {
-    "run": {"cohort": 10, "eval_every": 5, "new_test": True},
+    "run": {"cohort": 10, "eval_every": 5, "evaluations": ["global", "local", "ensemble"]},
     "data": {"source": "digits", "clients": 10, "partition": {"kind": "dirichlet", "alpha": 1.0}},
     "model": {"name": "mlp", "hidden": [256], "init": "glorot"},
 }

@@ -24,9 +24,10 @@ def main(rounds: int = 15) -> None:
 
     # The server's belief makes masks cheaper as it becomes decided; by their own frequency of ones they cost a bit.
     for record in runs["fedpm"].history[::5]:
+        said = record.clients
         print(
-            f"round {record['round']:2}: a mask surprises the server by {record['mask_cross_entropy']:.2f} bits per "
-            f"parameter, its own entropy is {record['mask_entropy']:.2f}"
+            f"round {record['round']:2}: a mask surprises the server by {said['mask_cross_entropy']:.2f} bits per "
+            f"parameter, its own entropy is {said['mask_entropy']:.2f}"
         )
 
     # The model is eight bytes of seed and a mask.

@@ -17,12 +17,13 @@ def main(rounds: int = 16) -> None:
         # Any leaves of any model, over any method.
         "own biases": lc.KeepLocal(lc.fedprox(mu=0.01, solver=solver), ("*.bias",)),
     }
+    evaluations = ["global", "local", "ensemble"]
     print(f"{'':12}  own data  ensemble  bytes up  parameters shared")
     for name, method in methods.items():
-        run = lc.fit(data=data, method=method, rounds=rounds, cohort=10, eval_every=rounds, new_test=True, workers=0)
-        summary = run.summary
+        settings = {"rounds": rounds, "cohort": 10, "eval_every": rounds, "evaluations": evaluations, "workers": 0}
+        summary = lc.fit(data=data, method=method, **settings).summary
         own = summary["local_accuracy"]
-        shared = int(summary.get("shared_parameters", 0 if name == "local_only" else summary["parameters"]))
+        shared = int(summary.get("global_parameters", 0 if name == "local_only" else summary["parameters"]))
         print(f"{name:12}  {own:8.3f}  {summary['new_accuracy']:8.3f}  {summary['bytes_up']:8,}  {shared:6,}")
 
 

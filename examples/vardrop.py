@@ -22,13 +22,13 @@ def main(rounds: int = 150) -> None:
         cohort=4,
         eval_every=rounds // 5,
         workers=0,
-        local_eval=False,
+        evaluations=["global"],
     )
     print("round  accuracy  gradients sent  weights left")
     for record in run.history:
         if "global_accuracy" in record:
             print(
-                f"{record['round']:5d}  {record['global_accuracy']:8.1%}  {record['gradients_sent']:14.1%}"
+                f"{record['round']:5d}  {record['global_accuracy']:8.1%}  {record.clients['gradients_sent']:14.1%}"
                 f"  {record['nonzero']:12.1%}"
             )
     for name, share in run.summary.items():

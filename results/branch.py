@@ -10,14 +10,15 @@ import json
 import shutil
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from laconic.config import experiment_from, read_table
 from laconic.core import subtree
-from laconic.engine import Checkpoints, RunDirectory, State
+from laconic.engine import Checkpoints, Record, RunDirectory, State
 from laconic.engine.store import pack
 from laconic.experiment import Experiment
+from laconic.methods import Solver
 
 
 def state_at(run: Path, number: int) -> State:
@@ -34,11 +35,12 @@ def state_at(run: Path, number: int) -> State:
 
 
 def first_phase(experiment: Experiment) -> tuple[object, ...]:
-    """All that decides a run up to the end of phase A."""
-    method, config = experiment.simulation.method, experiment.config
-    whole = getattr(method, "first", None) or getattr(method, "method", method)
+    """All that decides a run up to the end of phase A: FedAvg (FedProx, with `mu`) by the solver's settings."""
+    agreement, config = experiment.simulation.agreement, experiment.config
+    solver = [agreement.settings.get(field.name) for field in fields(Solver)]
+    method = solver, agreement.settings.get("weighting"), agreement.settings.get("mu", 0.0)
     settings = [config[section] for section in ("data", "model", "link")]
-    return replace(whole, bound=None), *settings, config["run"]["seed"], config["run"]["cohort"]
+    return method, *settings, config["run"]["seed"], config["run"]["cohort"]
 
 
 def main(run: Path, number: int, target: Path, out: Path | None = None, name: str = "") -> None:
@@ -49,8 +51,8 @@ def main(run: Path, number: int, target: Path, out: Path | None = None, name: st
         target.write_bytes(pack(subtree("w", whole)))
         return
     source = experiment_from(read_table(run / "config.toml"))
-    seed, layout = (source.config["run"][key] for key in ("seed", "channels_last"))
-    changes = [f"run.name={name}", f"run.seed={seed}", f"run.channels_last={str(layout).lower()}"]
+    seed, layout = (source.config["run"][key] for key in ("seed", "layout"))
+    changes = [f"run.name={name}", f"run.seed={seed}", f"run.layout={layout}"]
     experiment = experiment_from(read_table(target, changes))
     if first_phase(source) != first_phase(experiment):
         sys.exit(f"{run} and {target} differ in their data, model, link, cohort or in the method of the first phase.")
@@ -62,8 +64,9 @@ def main(run: Path, number: int, target: Path, out: Path | None = None, name: st
     written = 0
     for line in (run / "metrics.jsonl").read_text().splitlines()[:number]:
         # A device's own model means something else in another method.
-        record = {key: value for key, value in json.loads(line).items() if not key.startswith("local_")}
-        written = directory.append(record)
+        record = Record.read(json.loads(line))
+        found = {name: value for name, value in record.evaluation.items() if not name.startswith("local_")}
+        written = directory.append(replace(record, evaluation=found))
     directory.checkpoints.save(state, {"metrics_bytes": written})
     directory.close()
 

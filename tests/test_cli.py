@@ -109,11 +109,13 @@ def test_a_run(laconic: Any, file: Path) -> None:
 
 def test_the_keys_of_the_files(laconic: Any, file: Path) -> None:
     laconic("run", file)
-    always = {"round", "cohort", "replies", "rejected", "bytes_up", "bytes_down", "seconds"}
-    judged = {"global_accuracy", "global_loss", "local_accuracy", "local_clients"}
+    evaluated = {"global_accuracy", "global_loss", "local_accuracy", "local_clients"}
     for record in metrics():
-        assert always <= set(record)
-        assert (judged <= set(record)) == (record["round"] % 2 == 0)
+        assert {"schema", "round", "traffic", "clients", "seconds"} <= set(record)
+        assert record["schema"] == 2
+        assert set(record["traffic"]) == {"cohort", "replies", "rejected", "bytes_up", "bytes_down"}
+        assert set(record["clients"]) == {"train_loss"}
+        assert (evaluated <= set(record.get("evaluation", ()))) == (record["round"] % 2 == 0)
     assert [record["round"] for record in metrics()] == [1, 2, 3, 4]
     made = summary()
     assert {
@@ -121,7 +123,7 @@ def test_the_keys_of_the_files(laconic: Any, file: Path) -> None:
         *("bytes_up", "bytes_down", "bits_per_parameter_up", "bits_per_parameter_down", "paper_bytes", "seconds"),
         *("state_sha256", "versions"),
     } <= set(made)
-    assert made["bytes_up"] == sum(record["bytes_up"] for record in metrics()) == 12 * (40 + 4 * 610)
+    assert made["bytes_up"] == sum(record["traffic"]["bytes_up"] for record in metrics()) == 12 * (40 + 4 * 610)
     assert made["bits_per_parameter_up"] == 8 * made["bytes_up"] / (12 * 610)
     assert (made["rounds"], made["clients"], made["cohort"], made["seed"]) == (4, 6, 3, 1)
     assert re.fullmatch(r"[0-9a-f]{64}", made["state_sha256"])
@@ -281,6 +283,76 @@ def test_a_second_process_is_refused(laconic: Any, file: Path, fork: Any) -> Non
     check_refused(laconic("run", file, "--quiet"), "runs/small already holds a run")
 
 
+SENSORS = """
+from pathlib import Path
+
+import torch.nn.functional as F
+
+
+def loss(output, target):
+    if output.requires_grad and Path("broken").exists():
+        raise ValueError("the sensor is unplugged")
+    return F.cross_entropy(output, target)
+"""
+
+
+@pytest.fixture
+def unplugged(file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The small run with a loss of the user's own, which fails at every client while there is a file `broken`."""
+    Path("sensors.py").write_text(SENSORS)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.delitem(sys.modules, "sensors", raising=False)
+    file.write_text(SMALL.replace("hidden = [8]", 'hidden = [8]\nloss = "sensors:loss"'))
+    Path("broken").touch()
+    return file
+
+
+def test_a_run_whose_every_round_was_abandoned_is_one_sentence_and_keeps_its_files(
+    laconic: Any, unplugged: Path
+) -> None:
+    words = ("run", unplugged, "--workers", "1", "--quiet")
+    said = "every one of the 4 rounds was abandoned, so nothing was learnt; the last one because no reply was accepted"
+    check_refused(laconic(*words), said, "client_error, ValueError: the sensor is unplugged")
+    assert [record["abandoned"] for record in metrics()] == ["no reply was accepted"] * 4
+    assert {"round-000000.json", "round-000004.json"} <= {
+        path.name for path in Path("runs/small/checkpoints").iterdir()
+    }
+    assert not Path("runs/small/summary.json").exists()
+    check_refused(laconic(*words), "runs/small already holds a run")
+    check_refused(laconic(*words, "--resume"), said)
+    Path("broken").unlink()
+    assert laconic(*words, "--overwrite").code == 0
+    assert summary()["abandoned"] == 0
+
+
+def test_a_run_that_was_interrupted_among_abandoned_rounds_is_resumed(
+    laconic: Any, unplugged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = RunDirectory.append
+
+    def press(self: RunDirectory, record: Any) -> int:
+        if record.round == 3:
+            raise KeyboardInterrupt
+        return append(self, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "append", press)
+        assert laconic("run", unplugged, "--workers", "1", "--quiet").code == 130
+    assert [bool(record.get("abandoned")) for record in metrics()] == [True, True]
+    Path("broken").unlink()
+    assert laconic("run", unplugged, "--workers", "1", "--quiet", "--resume").code == 0
+    assert [bool(record.get("abandoned")) for record in metrics()] == [True, True, False, False]
+    assert summary()["abandoned"] == 2
+
+
+def test_without_workers_a_clients_exception_comes_through_with_its_place(laconic: Any, unplugged: Path) -> None:
+    """For debugging: a traceback to the user's own line, and who, when and where."""
+    with pytest.raises(ValueError, match="the sensor is unplugged") as caught:
+        laconic("run", unplugged, "--quiet")
+    assert re.fullmatch(r"\(client \d, round 1, in client_update\)", caught.value.__notes__[0])
+    assert caught.traceback[-1].path.name == "sensors.py"
+
+
 def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
@@ -297,8 +369,8 @@ def test_ctrl_c_leaves_a_resumable_run(laconic: Any, file: Path, fork: Any, numb
 
     def work() -> None:
         os.setpgrp()
-        simulate = import_module("laconic.engine.simulate")
-        sample = simulate.sample_cohort
+        population = import_module("laconic.core.population")
+        sample = population.sample_cohort
 
         def pressing(key: Any, **sizes: int) -> Any:
             written = Path("my runs/small/metrics.jsonl")
@@ -306,7 +378,7 @@ def test_ctrl_c_leaves_a_resumable_run(laconic: Any, file: Path, fork: Any, numb
                 os.kill(-os.getpid() if number == signal.SIGINT else os.getpid(), number)
             return sample(key, **sizes)
 
-        simulate.sample_cohort = pressing
+        population.sample_cohort = pressing
         sys.argv = ["/usr/bin/laconic", *words, "--workers", str(workers), "--overwrite"]
         main()
 

@@ -49,9 +49,9 @@ def test_an_empty_file_is_a_run(made: Any) -> None:
     assert config["link"] == {"up": "float32", "down": "float32"}
     assert config["run"] == {
         **{"name": "run", "seed": 0, "checkpoint_every": 10, "device": "cpu", "rounds": 30, "cohort": 10},
-        **{"eval_every": 5, "min_replies": 1, "local_eval": True, "workers": "auto"},
-        **{"store": "memory", "new_test": False, "newcomer": None, "probe": None},
-        **{"channels_last": False, "validation": None},
+        **{"eval_every": 5, "min_replies": 1, "evaluations": ["global", "local"], "workers": "auto"},
+        **{"store": "memory"},
+        **{"precision": "float32", "layout": "contiguous", "validation": None},
     }
 
 
@@ -69,8 +69,8 @@ def test_a_link_that_is_left_out_is_the_one_that_the_method_is_made_for(made: An
 
 def test_masks_settings_in_a_file(made: Any) -> None:
     experiment = made("method.name=fedpm", "method.reset=4", "method.ste=theta", "method.lr=0.05")
-    method = experiment.simulation.method
-    assert (method.reset, method.ste, method.solver.lr, method.solver.batch_size) == (4, "theta", 0.05, 128)
+    settings = experiment.simulation.agreement.settings
+    assert [settings[name] for name in ("reset", "ste", "lr", "batch_size")] == [4, "theta", 0.05, 128]
     assert experiment.config["method"]["local_epochs"] == 3
     assert experiment.config["method"]["optimizer"] == "adam"
     with pytest.raises(ConfigError, match="lambda0 must be finite and at least 1"):
@@ -105,8 +105,8 @@ def test_the_file_of_the_issue(made: Any) -> None:
         """
     )
     assert experiment.name == "digits-fedavg"
-    solver = experiment.simulation.method.solver
-    assert (solver.local_epochs, solver.batch_size, solver.lr) == (1, 20, 0.05)
+    settings = experiment.simulation.agreement.settings
+    assert [settings[name] for name in ("local_epochs", "batch_size", "lr")] == [1, 20, 0.05]
     assert experiment.simulation.clients.num_clients == 50
     assert experiment.simulation.schedule.rounds == 30
 
@@ -121,7 +121,7 @@ def test_what_is_recorded_gives_the_same_run_again(made: Any, tmp_path: Path) ->
     records = [[{**record, "seconds": 0} for record in each.simulation] for each in (first, again)]
     assert records[0] == records[1]
     assert first.config["method"]["server"]["name"] == "adam"
-    assert first.config["method"]["lr"] == first.simulation.method.solver.lr
+    assert first.config["method"]["lr"] == first.simulation.agreement.settings["lr"]
 
 
 def without_none(config: Any) -> Any:
@@ -145,7 +145,12 @@ def test_the_run_s_seed_is_the_partition_s_too(made: Any) -> None:
         ("run.seed=7", "run", "seed", 7),
         ("method.lr=0.1", "method", "lr", 0.1),
         ("method.lr = 1e-2", "method", "lr", 0.01),
-        ("run.local_eval=false", "run", "local_eval", False),
+        ("run.layout=channels_last", "run", "layout", "channels_last"),
+        ('run.evaluations=["local"]', "run", "evaluations", ["local"]),
+        (
+            'run.evaluations=["global", {name="finetuned",epochs=2}]',
+            *("run", "evaluations", ["global", {"name": "finetuned", "epochs": 2}]),
+        ),
         ("model.hidden=[3, 4]", "model", "hidden", [3, 4]),
         ("run.name=abc", "run", "name", "abc"),
         ("run.name='abc'", "run", "name", "abc"),
@@ -185,7 +190,19 @@ WRONG = {
     "run.rounds=true": "rounds: should be a valid integer, got True.",
     "run.name=3": "name: should be a valid string, got 3.",
     "run.name=2020-01-01": "name: a date is no setting, got 2020-01-01.",
-    "run.local_eval=1": "local_eval: should be a valid boolean, got 1.",
+    "newcomer.enabled=1": "enabled: should be a valid boolean, got 1.",
+    "run.channels_last=true": "run.channels_last is no more; set layout to 'channels_last' or 'contiguous'.",
+    "run.layout=rows": "layout: should be 'auto', 'contiguous' or 'channels_last', got 'rows'.",
+    "run.precision=float16": "precision: should be 'float32' or 'bfloat16', got 'float16'.",
+    "run.evaluations=global": "[run]: evaluations: should be a valid array, got 'global'.",
+    "run.evaluations=[3]": "run.evaluations: 3 is no evaluation; known: global, local",
+    "run.evaluations=[{layer='fc1'}]": "run.evaluations: {'layer': 'fc1'} needs a name; known: global, local",
+    # what stood elsewhere in 0.1
+    "run.new_test=true": 'run.new_test is no more; add "ensemble" to run.evaluations.',
+    "run.local_eval=false": 'run.local_eval is no more; leave "local" out of run.evaluations.',
+    "run.probe=fc3": 'run.probe is no more; add { name = "probe", layer = … } to run.evaluations.',
+    "run.newcomer={after=3}": "run.newcomer is no more; give a section [newcomer], or data.joined_later(after=…)",
+    "new_device.enabled=true": "the section [new_device] is [newcomer] now, where turns = 1 is degrees = 90;",
     "run.workers=abc": "got 'abc'.",
     "method.lr=abc": "lr: should be a valid number, got 'abc'.",
     "model.hidden=3": "hidden: should be a valid array, got 3.",
@@ -196,7 +213,7 @@ WRONG = {
     "run.seed.x=1": "seed: should be a valid integer, got {'x': 1}.",
     # out of range
     "run.rounds=0": "run.rounds must be at least 1, got 0.",
-    "run.seed=-1": "run.seed must not be negative, got -1.",
+    "run.seed=-1": "run.seed must be a whole number and not negative, got -1.",
     "run.checkpoint_every=0": "run.checkpoint_every must be at least 1, got 0.",
     "run.min_replies=3": "run.min_replies (3) is larger than run.cohort (2).",
     "run.workers=-2": "run.workers must be 'auto' or not negative, got -2.",
@@ -211,6 +228,7 @@ WRONG = {
     "data.partition=iidd": "unknown partition 'iidd'; did you mean 'iid'?",
     "link.up=flat32": "unknown codec 'flat32'; did you mean 'float32'?",
     "link.down=eden:bit=2": "'bit'",
+    "run.evaluations=['globl']": "unknown evaluation 'globl'; did you mean 'global'?",
     # what cannot be had
     "data.clients=100000": "100000 clients cannot share 80 training examples; ask for fewer clients.",
     "data.partition={kind='label_shards',shards_per_client=1000}": "1000",
@@ -374,13 +392,13 @@ def test_a_users_own_method_and_partition(made: Any, own: Any) -> None:
     module = own().split('source = "')[1].split(":")[0]
     words = [f"data.partition.kind={module}:in_order"]
     experiment = made(*words, f"method.name={module}:gentle", "method.mu=0.5")
-    assert experiment.simulation.agreement.method.name == "fedprox"
+    assert experiment.simulation.agreement.name == "fedprox"
     assert experiment.config["method"] == {"name": f"{module}:gentle", "mu": 0.5}
     rows = experiment.simulation.clients.train_rows[1].tolist()
     assert rows == list(range(rows[0], rows[0] + len(rows)))
     with pytest.raises(ConfigError, match=r"unknown key 'nu'; known: mu"):
         made(*words, f"method.name={module}:gentle", "method.nu=0.5")
-    with pytest.raises(ConfigError, match=r"method '.*:nothing' must give a method, got NoneType"):
+    with pytest.raises(ConfigError, match=r"method '.*:nothing' must give a laconic Method, got NoneType"):
         made(*words, f"method.name={module}:nothing")
 
 

@@ -140,6 +140,119 @@ def test_a_model_that_does_not_fit_the_data_is_refused_before_it_runs(digits: lc
         quick(digits, loss=lambda output: output.sum())
 
 
+def batch_mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output.argmax(1) == target).float().mean()
+
+
+def raising(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    raise LookupError("no such class")
+
+
+def per_example(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output, target, reduction="none")
+
+
+FUNCTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "a mean over the batch": (
+        {"metrics": {"mine": batch_mean}},
+        "the metric 'mine' must give one value per example, got shape () for a batch of 3; "
+        "leave the mean to the evaluation.",
+    ),
+    "a plain number": (
+        {"metrics": {"mine": lambda output, target: 0.5}},
+        "the metric 'mine' must give one value per example, got a float for a batch of 3; "
+        "leave the mean to the evaluation.",
+    ),
+    "a value per class": (
+        {"metrics": {"mine": lambda output, target: output.sum(dim=0)}},
+        "the metric 'mine' must give one value per example, got shape (10,) for a batch of 3; "
+        "leave the mean to the evaluation.",
+    ),
+    "a loss per example": (
+        {"loss": per_example},
+        "the loss must give one number, the mean over a batch, got shape (3,) for a batch of 3.",
+    ),
+    "a loss that is a number": (
+        {"loss": lambda output, target: 1.0},
+        "the loss must give one number, the mean over a batch, got a float for a batch of 3.",
+    ),
+    "a metric that raises": (
+        {"metrics": {"mine": raising}},
+        "the model does not fit the data: inputs of shape (1, 8, 8) and targets of digits gave LookupError "
+        "in the metric 'mine' (no such class).",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_losses_and_metrics_are_tried_out_before_anything_runs(digits: lc.Federation, case: str) -> None:
+    options, said = FUNCTIONS[case]
+    with pytest.raises(lc.ConfigError) as caught:
+        quick(digits, **options)
+    assert str(caught.value) == said
+
+
+def test_a_metric_may_give_a_column(digits: lc.Federation) -> None:
+    """One value per example, however it is shaped beyond that."""
+    run = quick(digits, metrics={"mine": lambda output, target: (output.argmax(1) == target).float()[:, None]})
+    same = quick(digits)
+    assert run.summary["global_mine"] == same.summary["global_accuracy"]
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "arrays": (
+        {"data": (np.zeros((4, 2)), np.zeros(4))},
+        "data must be a Federation, got a tuple; make one with lc.data.digits(clients=…) or "
+        "lc.Federation.from_arrays((x, y), clients=…).",
+    ),
+    "a method that was not called": (
+        {"method": lc.fedavg},
+        "method must be a Method or a name, got a function (fedavg); call it: fedavg().",
+    ),
+    "a number for a method": ({"method": 3}, "method must be a Method or a name, got an int."),
+    "a seed of letters": ({"seed": "a"}, "fit: seed: should be a valid integer, got 'a'."),
+    "a negative seed": ({"seed": -1}, "run.seed must be a whole number and not negative, got -1."),
+    "a seed that is true": ({"seed": True}, "fit: seed: should be a valid integer, got True."),
+    "rounds as text": ({"rounds": "3"}, "fit: rounds: should be a valid integer, got '3'."),
+    "rounds in parts": ({"rounds": 2.5}, "fit: rounds: should be a valid integer, got 2.5."),
+    "no rounds": ({"rounds": 0}, "run.rounds must be at least 1, got 0."),
+    "a misspelt argument": ({"cohrt": 3}, "fit: unknown argument 'cohrt'; did you mean 'cohort'?"),
+    "a misspelt part": ({"metod": "fedavg"}, "fit: unknown argument 'metod'; did you mean 'method'?"),
+    "a store that is none": ({"store": "tape"}, "fit: store: should be 'memory' or 'disk', got 'tape'."),
+    "the new test": ({"new_test": True}, 'fit: new_test is no more; add "ensemble" to run.evaluations.'),
+    "no local evaluation": ({"local_eval": False}, 'fit: local_eval is no more; leave "local" out of run.evaluations.'),
+    "a probe": (
+        {"probe": "fc1"},
+        'fit: probe is no more; add { name = "probe", layer = … } to run.evaluations.',
+    ),
+    "a newcomer": (
+        {"newcomer": object()},
+        "fit: newcomer is no more; give a section [newcomer], or data.joined_later(after=…) in Python.",
+    ),
+    "an evaluation that is none": ({"evaluations": ["globl"]}, "unknown evaluation 'globl'; did you mean 'global'?"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_in_python_is_one_sentence(digits: lc.Federation, case: str) -> None:
+    options, said = MISTAKES[case]
+    with pytest.raises(lc.ConfigError) as caught:
+        quick(digits, **options)
+    assert str(caught.value) == said
+
+
+def test_settings_of_the_solver_stand_directly_or_in_a_solver_and_not_in_both(digits: lc.Federation) -> None:
+    direct, whole = lc.fedavg(lr=0.1), lc.fedavg(solver=lc.Solver(lr=0.1))
+    assert (direct.name, direct.settings, direct.link) == (whole.name, whole.settings, whole.link)
+    one, other = (quick(digits, method=method).summary["state_sha256"] for method in (direct, whole))
+    assert one == other != quick(digits).summary["state_sha256"]
+    assert lc.fedpm(lr=0.5).settings["batch_size"] == 128, "what is not given is the method's own default"
+    with pytest.raises(lc.ConfigError, match=r"^fedavg: give solver, or its fields directly, not both\.$"):
+        lc.fedavg(lr=0.1, solver=lc.Solver())
+    with pytest.raises(lc.ConfigError, match=r"^fedavg: unknown key 'lrr'; did you mean 'lr'\?$"):
+        lc.fedavg(lrr=1)
+
+
 @pytest.mark.parametrize("device", ["cuda", "mps", "meta", "nonsense", "cuda:99"])
 def test_devices_that_are_not_there(digits: lc.Federation, device: str) -> None:
     if {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}.get(device, bool)():
@@ -196,8 +309,8 @@ def test_channels_last_is_the_same_up_to_rounding() -> None:
     )
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
     one, other = (
-        lc.fit(method="fedavg", data=data, model=model, rounds=2, cohort=3, workers=0, channels_last=order)
-        for order in (False, True)
+        lc.fit(method="fedavg", data=data, model=model, rounds=2, cohort=3, workers=0, layout=order)
+        for order in ("contiguous", "channels_last")
     )
     for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from laconic.engine import Record
+
 SMALL = """
 [run]
 name = "small"
@@ -48,7 +50,7 @@ def expected(folder: Path) -> dict[str, dict[int, float]]:
     made: dict[str, dict[int, float]] = {}
     total = 0
     for line in (folder / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
+        record = Record.read(json.loads(line))
         total += record["bytes_up"] + record["bytes_down"]
         for name, value in {**record, "bytes_total": total}.items():
             if name != "round" and isinstance(value, int | float):
@@ -61,6 +63,7 @@ def test_every_number_of_every_round(laconic: Any, file: str) -> None:
     found = scalars(Path("runs/small/tensorboard"))
     assert found == expected(Path("runs/small"))
     assert list(found["global_accuracy"]) == [2, 4]
+    assert list(found["clients/train_loss"]) == [1, 2, 3, 4]
 
 
 def test_a_resumed_run_goes_on_in_the_same_log(laconic: Any, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +71,7 @@ def test_a_resumed_run_goes_on_in_the_same_log(laconic: Any, file: str, monkeypa
 
     append = RunDirectory.append
 
-    def full(self: RunDirectory, record: dict[str, Any]) -> int:
+    def full(self: RunDirectory, record: Record) -> int:
         if record["round"] == 4:
             raise KeyboardInterrupt
         return append(self, record)

@@ -6,57 +6,76 @@
 True
 """
 
-from laconic import codecs, data, models
-from laconic.comparison import Comparison, compare
-from laconic.core import (
-    ClientData,
-    ClientInfo,
-    Codec,
-    ConfigError,
-    DataError,
-    Key,
-    LaconicError,
-    Leaf,
-    Method,
-    Part,
-    PayloadError,
-    Predictor,
-    Reply,
-    RunError,
-    Shared,
-    Spec,
-    Task,
-    Tree,
-    Update,
-    UserError,
-    accuracy,
-)
-from laconic.data import Federation
-from laconic.engine import Run, load, simulate
-from laconic.experiment import fit
-from laconic.export import export
-from laconic.methods import (
-    Depth,
-    KeepLocal,
-    ServerOptimizer,
-    Solver,
-    adam,
-    fedavg,
-    feddrop,
-    fedensemble,
-    fedmask,
-    fedmedian,
-    fedopt,
-    fedpm,
-    fedprox,
-    fedsparse,
-    lg_fedavg,
-    lg_fedsparse,
-    local_only,
-    mtl,
-    sgd,
-    vardrop,
-)
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from laconic import codecs, data, models
+    from laconic.comparison import Comparison
+    from laconic.comparison.compare import compare
+    from laconic.core import (
+        Bound,
+        ClientData,
+        ClientInfo,
+        Codec,
+        ConfigError,
+        DataError,
+        Key,
+        LaconicError,
+        Leaf,
+        Method,
+        Part,
+        PayloadError,
+        Population,
+        Predictor,
+        Reply,
+        RunError,
+        Shared,
+        Spec,
+        Task,
+        Tree,
+        Update,
+        UserError,
+        accuracy,
+        on_messages,
+    )
+    from laconic.data import Federation
+    from laconic.engine import Run
+    from laconic.evaluations import Ensemble, FineTuned, Global, Local, Probe
+    from laconic.experiment import fit, simulate
+    from laconic.exports import export
+    from laconic.methods import (
+        Depth,
+        KeepLocal,
+        ServerOptimizer,
+        Solver,
+        adam,
+        apfl,
+        ditto,
+        fedavg,
+        fedbabu,
+        feddrop,
+        feddyn,
+        fedensemble,
+        fedmask,
+        fedmedian,
+        fedopt,
+        fedper,
+        fedpm,
+        fedprox,
+        fedrep,
+        fedsparse,
+        lg_fedavg,
+        lg_fedsparse,
+        local_only,
+        mtl,
+        scaffold,
+        sgd,
+        vardrop,
+    )
+    from laconic.model_file import load
 
 __all__ = [
     # run
@@ -72,10 +91,18 @@ __all__ = [
     "data",
     "models",
     "Federation",
+    # what a run measures
+    "Global",
+    "Local",
+    "Ensemble",
+    "FineTuned",
+    "Probe",
     # methods
     "fedavg",
     "fedprox",
     "fedopt",
+    "scaffold",
+    "feddyn",
     "fedmedian",
     "fedensemble",
     "fedsparse",
@@ -86,6 +113,11 @@ __all__ = [
     "lg_fedavg",
     "lg_fedsparse",
     "local_only",
+    "fedper",
+    "fedrep",
+    "fedbabu",
+    "ditto",
+    "apfl",
     "mtl",
     "KeepLocal",
     "Depth",
@@ -94,6 +126,7 @@ __all__ = [
     "sgd",
     "adam",
     # vocabulary, for methods and codecs of one's own
+    "Bound",
     "ClientData",
     "ClientInfo",
     "Codec",
@@ -101,6 +134,7 @@ __all__ = [
     "Leaf",
     "Method",
     "Part",
+    "Population",
     "Predictor",
     "Reply",
     "Shared",
@@ -109,6 +143,7 @@ __all__ = [
     "Tree",
     "Update",
     "accuracy",
+    "on_messages",
     # errors
     "LaconicError",
     "UserError",
@@ -117,3 +152,39 @@ __all__ = [
     "RunError",
     "PayloadError",
 ]
+
+# What is imported when it is first asked for: torch takes a second, and `laconic --help` needs none of it.
+_HOMES = {
+    "laconic": "codecs data models",
+    "laconic.comparison": "Comparison compare",
+    "laconic.core": (
+        "Bound ClientData ClientInfo Codec ConfigError DataError Key LaconicError Leaf Method Part "
+        "PayloadError Population Predictor Reply RunError Shared Spec Task Tree Update UserError accuracy "
+        "on_messages"
+    ),
+    "laconic.data": "Federation",
+    "laconic.engine": "Run",
+    "laconic.evaluations": "Ensemble FineTuned Global Local Probe",
+    "laconic.experiment": "fit simulate",
+    "laconic.exports": "export",
+    "laconic.methods": (
+        "Depth KeepLocal ServerOptimizer Solver adam apfl ditto fedavg fedbabu feddrop feddyn "
+        "fedensemble fedmask fedmedian fedopt fedper fedpm fedprox fedrep fedsparse lg_fedavg "
+        "lg_fedsparse local_only mtl scaffold sgd vardrop"
+    ),
+    "laconic.model_file": "load",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'laconic' has no attribute {name!r}")
+    home = _HOME[name]
+    found = import_module(f"laconic.{name}") if home == "laconic" else getattr(import_module(home), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

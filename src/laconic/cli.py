@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from laconic.cluster import Cluster
     from laconic.engine import Run
 
 app = typer.Typer(
@@ -30,7 +31,7 @@ app = typer.Typer(
 )
 
 
-_RARE = (("new test", "new_accuracy"), ("majority vote", "vote_accuracy"), ("new device", "newcomer_accuracy"))
+_RARE = (("new test", "new_accuracy"), ("majority vote", "vote_accuracy"), ("newcomer", "newcomer_accuracy"))
 
 
 class Catalogue(StrEnum):
@@ -44,10 +45,30 @@ class Catalogue(StrEnum):
 
 
 class Engine(StrEnum):
-    """What runs a run on this machine."""
+    """What runs a run."""
 
     embedded = "embedded"
+    ray = "ray"
     flower_sim = "flower-sim"
+
+
+class Spread(StrEnum):
+    """Where many runs are run."""
+
+    embedded = "embedded"
+    ray = "ray"
+
+
+Address = Annotated[
+    str | None,
+    typer.Option(help="With --engine ray: HOST:PORT of a running Ray, or auto.", show_default="one of our own, here"),
+]
+CpusPerClient = Annotated[
+    float | None, typer.Option(help="With --engine ray: CPUs that a client takes.", show_default="1")
+]
+GpusPerClient = Annotated[
+    float | None, typer.Option(help="With --engine ray: GPUs that a client takes.", show_default="0")
+]
 
 
 class ExportFormat(StrEnum):
@@ -92,20 +113,25 @@ def run(
         bool, typer.Option(help="Go on from the newest checkpoint (or start, if there is none).")
     ] = False,
     overwrite: Annotated[bool, typer.Option(help="Start over where a run of this name exists.")] = False,
-    new_device: Annotated[
-        bool, typer.Option("--new-device", help="Let a device with turned images join: section [new_device].")
+    newcomer: Annotated[
+        bool, typer.Option("--newcomer", help="Let a client with rotated images join: section [newcomer].")
     ] = False,
     workers: Annotated[str | None, typer.Option(help="Worker processes: a number or 'auto'.")] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write the figures for TensorBoard too, in the run's folder.")
     ] = False,
     engine: Annotated[
-        Engine, typer.Option(help="Worker processes of ours, or Flower's simulation on Ray (extra flower).")
+        Engine,
+        typer.Option(help="Worker processes here, a Ray cluster (extra ray), or Flower's simulation (extra flower)."),
     ] = Engine.embedded,
+    address: Address = None,
+    cpus_per_client: CpusPerClient = None,
+    gpus_per_client: GpusPerClient = None,
     quiet: Annotated[bool, typer.Option(help="Print nothing but errors.")] = False,
 ) -> None:
     """Run a federated training."""
     from laconic.config import experiment_from, read_table
+    from laconic.core import ConfigError
     from laconic.engine import Each, Observer
     from laconic.engine.processes import interrupt
     from laconic.progress import Display, size
@@ -114,13 +140,22 @@ def run(
     overrides = list(set_ or [])
     if workers is not None:
         overrides.append(f"run.workers={workers}")
-    if new_device:
-        overrides.append("new_device.enabled=true")
+    if newcomer:
+        overrides.append("newcomer.enabled=true")
     settings = read_table(file, overrides)
-    if engine is Engine.flower_sim:
+    cluster = _cluster(
+        engine is Engine.ray, address=address, cpus_per_client=cpus_per_client, gpus_per_client=gpus_per_client
+    )
+    if cluster is not None:
+        from laconic.cluster import on_cluster
+
+        if workers is not None:
+            raise ConfigError("--workers is for worker processes here; on a cluster, give --cpus-per-client.")
+        start: Callable[..., Run] = partial(on_cluster, settings, cluster)
+    elif engine is Engine.flower_sim:
         from laconic.flower import on_ray
 
-        start: Callable[..., Run] = partial(on_ray, settings)
+        start = partial(on_ray, settings)
     else:
         start = experiment_from(settings).run
     console = Console(stderr=True, quiet=quiet)
@@ -179,6 +214,12 @@ def compare(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write the figures for TensorBoard too, in the runs' folders.")
     ] = False,
+    engine: Annotated[
+        Spread, typer.Option(help="Processes here, or a Ray cluster whose machines share the folder (extra ray).")
+    ] = Spread.embedded,
+    address: Address = None,
+    cpus_per_client: CpusPerClient = None,
+    gpus_per_client: GpusPerClient = None,
     quiet: Annotated[bool, typer.Option(help="Print nothing but errors.")] = False,
 ) -> None:
     """Run several methods under equal conditions, with several seeds, and say what each costs and gains.
@@ -188,6 +229,9 @@ def compare(
     from laconic.comparison import compare_tables, read_entries, terminal
     from laconic.engine.processes import interrupt
 
+    cluster = _cluster(
+        engine is Spread.ray, address=address, cpus_per_client=cpus_per_client, gpus_per_client=gpus_per_client
+    )
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         result = compare_tables(
@@ -199,6 +243,7 @@ def compare(
             overwrite=overwrite,
             tensorboard=tensorboard,
             progress=not quiet,
+            cluster=cluster,
         )
         page = result.report(out / "report.html")
     except KeyboardInterrupt:
@@ -248,7 +293,7 @@ def inspect(
     ] = None,
 ) -> None:
     """Say what a model file holds: architecture, parameters, bits per parameter, hash."""
-    from laconic.engine.model_file import open_model
+    from laconic.model_file import open_model
     from laconic.models import num_parameters, user_model
     from laconic.progress import size
 
@@ -292,7 +337,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a run's final model for other programs, and say what it costs beside the whole one."""
-    from laconic.export import export as write
+    from laconic.exports import export as write
     from laconic.models import user_model
     from laconic.progress import size
 
@@ -402,6 +447,12 @@ def reproduce_(
         list[Path] | None, typer.Option(help="A folder with runs that are taken up where they are the recipe's.")
     ] = None,
     train: Annotated[bool, typer.Option(help="Train what is missing, or make the result of what is there.")] = True,
+    engine: Annotated[
+        Spread, typer.Option(help="Processes here, or a Ray cluster whose machines share the folder (extra ray).")
+    ] = Spread.embedded,
+    address: Address = None,
+    cpus_per_client: CpusPerClient = None,
+    gpus_per_client: GpusPerClient = None,
     list_: Annotated[bool, typer.Option("--list", help="List the recipes and their results.")] = False,
 ) -> None:
     """Repeat a table or a figure of a paper, with the paper's figures beside ours."""
@@ -420,13 +471,16 @@ def reproduce_(
             if old is not None:
                 other = "" if old.scale == recipe.scale else f", scale {old.scale:g}"
                 place = out / recipe.name / "table.md"
-                state = f"{old.within} of {old.judged} within{other}, {duration(old.seconds)}: {place}"
+                state = f"{old.within} of {old.compared} within{other}, {duration(old.seconds)}: {place}"
             table.add_row(recipe.name, recipe.reproduces, f"{recipe.scale:g}", duration(recipe.seconds), state)
         _print(table)
         return
     if name is None:
         raise ConfigError("reproduce: which recipe? laconic reproduce --list shows them.")
-    result = reproduce(name, out=out, scale=scale, seed=seed, adopt=adopt or (), train=train)
+    cluster = _cluster(
+        engine is Spread.ray, address=address, cpus_per_client=cpus_per_client, gpus_per_client=gpus_per_client
+    )
+    result = reproduce(name, out=out, scale=scale, seed=seed, adopt=adopt or (), train=train, cluster=cluster)
     for heading in ("", "ours", "paper", "expected", "tolerance", "within"):
         table.add_column(heading, justify="left" if heading in ("", "within") else "right")
     for row in result.rows:
@@ -500,17 +554,19 @@ def doctor(
 
 def main() -> NoReturn:
     """The entry point: errors that the user can mend become one sentence and exit code 2."""
-    from laconic.core.errors import UserError
-
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
         app()
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
+    except Exception as error:
+        from laconic.core.errors import UserError  # which imports torch: not for --help
+
+        if not isinstance(error, UserError):
+            raise
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
     sys.exit(0)
 
 
@@ -523,6 +579,19 @@ def _print(table: Table) -> None:
 def _again(*more: str) -> str:
     words = [Path(sys.argv[0]).name, *(word for word in sys.argv[1:] if word not in ("--resume", "--overwrite"))]
     return shlex.join([*words, *more])
+
+
+def _cluster(wanted: bool, **options: Any) -> Cluster | None:
+    """The cluster that the options describe, if one is wanted; if none is, none of them may be given."""
+    from laconic.cluster import Cluster
+    from laconic.core import ConfigError
+
+    given = {name: value for name, value in options.items() if value is not None}
+    if wanted:
+        return Cluster(**given)
+    for name in given:
+        raise ConfigError(f"--{name.replace('_', '-')} is for --engine ray.")
+    return None
 
 
 def _whole(text: str, option: str) -> int:

@@ -2,15 +2,15 @@
 
 Every section is checked against the function that it is for, so that a file accepts what Python accepts::
 
-    [run]     name, seed, rounds, cohort, eval_every, …      Schedule
+    [run]     name, seed, rounds, cohort, eval_every, …      laconic.experiment.RunSettings
     [data]    source = "digits" and its settings             laconic.data.sources, or "module.path:function"
     [model]   name = "mlp" and its settings, init, loss …    laconic.models.models, or "module.path:Name"
     [method]  name = "fedavg" and its settings               laconic.methods.methods, or "module.path:function"
     [link]    up, down                                       laconic.codecs.parse; else what the method is made for
 
-    [new_device]  enabled, rounds, fraction, train, test …   a device that joins later, with turned images
-    [sweep]       section.key = [values to try]              many runs in one file, for laconic compare
-    [deploy]      deadline                                   what only a run on real machines needs
+    [newcomer]  enabled, rounds, fraction, train, test …     a client that joins later, with rotated images
+    [sweep]     section.key = [values to try]                many runs in one file, for laconic compare
+    [deploy]    deadline                                     what only a run on real machines needs
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ from laconic.codecs import parse
 from laconic.core import (
     ConfigError,
     LaconicError,
+    Method,
     checked_settings,
     did_you_mean,
     find_object,
-    preferred_link,
     resolved_settings,
 )
 from laconic.data import Federation, sources, with_rotated_client, with_validation
-from laconic.engine import Newcomer, Schedule
-from laconic.experiment import Deployment, Experiment, make_task, prepare
-from laconic.methods import KeepLocal, methods
+from laconic.experiment import MOVED, Deployment, Experiment, RunSettings, experiment
+from laconic.methods import methods
 from laconic.models import models
 
-_SECTIONS = ("run", "data", "model", "method", "link", "new_device", "deploy")
+_SECTIONS = ("run", "data", "model", "method", "link", "newcomer", "deploy")
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"source": "digits"},
     "model": {"name": "mlp"},
@@ -47,68 +46,44 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class _RunSettings:
-    name: str
-    seed: int
-    checkpoint_every: int
-    device: str
-    channels_last: bool
-    validation: float | None
-    schedule: Schedule
-
-
-def _run(
-    *,
-    name: str = "run",
-    seed: int = 0,
-    checkpoint_every: int = 10,
-    device: str = "cpu",
-    channels_last: bool = False,
-    validation: float | None = None,
-    schedule: Schedule = Schedule(),  # noqa: B008
-) -> _RunSettings:
-    if seed < 0:
-        raise ConfigError(f"run.seed must not be negative, got {seed}.")
-    if checkpoint_every < 1:
-        raise ConfigError(f"run.checkpoint_every must be at least 1, got {checkpoint_every}.")
-    return _RunSettings(name, seed, checkpoint_every, device, channels_last, validation, schedule)
-
-
 def _link(*, up: str | list[str] | None = None, down: str | list[str] | None = None) -> dict[str, str | None]:
     return {way: None if text is None else parse(text).text for way, text in (("up", up), ("down", down))}
 
 
-@dataclass(frozen=True)
-class _NewDevice:
-    enabled: bool
-    rounds: int
-    fraction: float
-    train: int
-    test: int
-    turns: int
-    warmup_epochs: int
+@dataclass(frozen=True, kw_only=True)
+class _Newcomer:
+    """A client that joins when `run.rounds` are over, for so many `rounds` more, each with a `fraction` of the others.
 
+    It has rotated copies of images of all clients; with `degrees = 0` it is the data's own last client.
+    """
 
-def _new_device(
-    *,
-    enabled: bool = False,
-    rounds: int = 500,
-    fraction: float = 0.1,
-    train: int = 3000,
-    test: int = 500,
-    turns: int = 1,
-    warmup_epochs: int = 5,
-) -> _NewDevice:
-    if rounds < 1:
-        raise ConfigError(f"new_device.rounds must be at least 1, got {rounds}.")
-    if not 0 <= fraction <= 1:
-        raise ConfigError(f"new_device.fraction must lie in [0, 1], got {fraction}.")
-    if not 1 <= turns <= 3:
-        raise ConfigError(f"new_device.turns must be 1, 2 or 3 quarter turns, got {turns}.")
-    if warmup_epochs < 0:
-        raise ConfigError(f"new_device.warmup_epochs must not be negative, got {warmup_epochs}.")
-    return _NewDevice(enabled, rounds, fraction, train, test, turns, warmup_epochs)
+    enabled: bool = False
+    rounds: int = 500
+    fraction: float = 0.1
+    train: int = 3000
+    test: int = 500
+    degrees: int = 90
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ConfigError(f"newcomer.rounds must be at least 1, got {self.rounds}.")
+        if not 0 <= self.fraction <= 1:
+            raise ConfigError(f"newcomer.fraction must lie in [0, 1], got {self.fraction}.")
+        if self.degrees not in (0, 90, 180, 270):
+            raise ConfigError(f"newcomer.degrees must be 0, 90, 180 or 270, got {self.degrees}.")
+
+    def joined(self, federation: Federation, run: RunSettings) -> tuple[Federation, RunSettings]:
+        """The population with the newcomer, and the run that goes on until it is over."""
+        clients = federation.num_clients - (self.degrees == 0)
+        if run.validation is not None:  # held out first, so that no image of it is rotated
+            federation = with_validation(federation, fraction=run.validation, seed=run.seed)
+            run = replace(run, validation=None)
+        if self.degrees:
+            federation = with_rotated_client(
+                federation, train=self.train, test=self.test, degrees=self.degrees, seed=run.seed
+            )
+        federation = federation.joined_later(after=run.rounds, others=int(self.fraction * clients))
+        return federation, replace(run, rounds=run.rounds + self.rounds)
 
 
 def _model_extras(
@@ -161,10 +136,17 @@ def read_tables(path: Path, overrides: Iterable[str] = ()) -> list[tuple[str, Ta
 def sections(table: Mapping[str, Any], *, where: str) -> Table:
     """All the sections of a run, from those that are given and the defaults."""
     for section, value in table.items():
+        if section == "new_device":
+            raise ConfigError(
+                f"{where}: the section [new_device] is [newcomer] now, where turns = 1 is degrees = 90; "
+                "warmup_epochs is a setting of [method]."
+            )
         if section not in _SECTIONS:
             raise ConfigError(f"{where}: unknown section [{section}]; {did_you_mean(section, _SECTIONS)}")
         if not isinstance(value, dict):
             raise ConfigError(f"{where}: {section} must be a section of settings, got {value!r}.")
+        for key in value.keys() & MOVED.keys() if section == "run" else ():
+            raise ConfigError(f"{where}: run.{key} is no more; {MOVED[key]}.")
     return {section: {**_DEFAULTS.get(section, {}), **table.get(section, {})} for section in _SECTIONS}
 
 
@@ -215,13 +197,13 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]], *, place: Place | No
 
     On a client's own machine `place` says which client it is: a source of a single client's data is then this one's.
     """
-    run = _run(**checked_settings(_run, table["run"], where="[run]"))
+    run = RunSettings(**checked_settings(RunSettings, table["run"], where="[run]"))
     link = _link(**checked_settings(_link, table["link"], where="[link]"))
     method_settings = dict(table["method"])
     method_name = _word(method_settings, "name", "[method]")
     method = methods.build(method_name, method_settings)
-    if not callable(getattr(method, "bind", None)):
-        raise ConfigError(f"method {method_name!r} must give a method, got {type(method).__name__}.")
+    if not isinstance(method, Method):
+        raise ConfigError(f"method {method_name!r} must give a laconic Method, got {type(method).__name__}.")
     model_settings = dict(table["model"])
     model_name = _word(model_settings, "name", "[model]")
     extra_settings: dict[str, Any] = {
@@ -232,30 +214,26 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]], *, place: Place | No
         checked_settings(models[model_name], model_settings, where=f"[model] {model_name}")
     data_settings = dict(table["data"])
     source = _word(data_settings, "source", "[data]")
+    newcomer = _Newcomer(**checked_settings(_Newcomer, table.get("newcomer", {}), where="[newcomer]"))
+    deployment = Deployment(**checked_settings(Deployment, table.get("deploy", {}), where="[deploy]"))
     federation = _federation(source, data_settings, seed=run.seed)
     if place is not None and federation.num_clients == 1:
         federation = federation.placed(place.client, of=place.of)
-    if run.validation is not None:
-        federation = with_validation(federation, fraction=run.validation, seed=run.seed)
-    schedule = run.schedule
-    device = _new_device(**checked_settings(_new_device, table.get("new_device", {}), where="[new_device]"))
-    if device.enabled:
-        if schedule.newcomer is not None:
-            raise ConfigError("run.newcomer and [new_device] say the same: give one of them.")
-        after, others = schedule.rounds, int(device.fraction * federation.num_clients)
-        federation = with_rotated_client(
-            federation, train=device.train, test=device.test, turns=device.turns, seed=run.seed
-        )
-        schedule = replace(schedule, rounds=after + device.rounds, newcomer=Newcomer(after, others))
-        if isinstance(method, KeepLocal):
-            method = replace(method, warmup_epochs=device.warmup_epochs, warmup_after=after)
-    if run.channels_last:
-        federation = federation.channels_last()
-    task = make_task(federation, model_name, model_settings, device=run.device, **extras)
-    simulation = prepare(method=method, task=task, federation=federation, schedule=schedule, seed=run.seed, **link)
-    facts = {"model": model_name, "data": source}
-    deployment = Deployment(**checked_settings(Deployment, table.get("deploy", {}), where="[deploy]"))
-    return Experiment(simulation, run.name, resolved(table), facts, run.checkpoint_every, deployment)
+    if newcomer.enabled:
+        federation, run = newcomer.joined(federation, run)
+    return experiment(
+        data=federation,
+        model=model_name,
+        method=method,
+        model_settings=model_settings,
+        config=resolved(table),
+        facts={"model": model_name, "data": source},
+        deployment=deployment,
+        run=run,
+        up=link["up"],
+        down=link["down"],
+        **extras,
+    )
 
 
 def resolved(table: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -264,7 +242,7 @@ def resolved(table: Mapping[str, Mapping[str, Any]]) -> Table:
     >>> resolved(sections({"method": {"name": "fedpm"}}, where="here"))["link"]
     {'up': 'mask', 'down': 'mask'}
     """
-    run = resolved_settings(_run, table["run"])
+    run = resolved_settings(RunSettings, table["run"])
     data, model, method = dict(table["data"]), dict(table["model"]), dict(table["method"])
     source, architecture = _word(data, "source", "[data]"), _word(model, "name", "[model]")
     name = _word(method, "name", "[method]")
@@ -275,7 +253,7 @@ def resolved(table: Mapping[str, Mapping[str, Any]]) -> Table:
     extras: dict[str, Any] = {key: model.pop(key) for key in ("init", "loss", "metrics") if key in model}
     if ":" not in architecture:
         model = resolved_settings(models[architecture], model)
-    preferred = preferred_link(methods.build(name, method))
+    preferred = methods.build(name, method).link
     given = _link(**checked_settings(_link, table["link"], where="[link]"))
     config: Table = {
         "run": run,
@@ -284,8 +262,8 @@ def resolved(table: Mapping[str, Mapping[str, Any]]) -> Table:
         "method": {"name": name, **resolved_settings(methods[name], method)},
         "link": {way: given[way] or parse(usual).text for way, usual in zip(("up", "down"), preferred, strict=True)},
     }
-    if table.get("new_device", {}).get("enabled"):
-        config["new_device"] = resolved_settings(_new_device, table["new_device"])
+    if table.get("newcomer", {}).get("enabled"):
+        config["newcomer"] = resolved_settings(_Newcomer, table["newcomer"])
     if table.get("deploy"):
         config["deploy"] = resolved_settings(Deployment, table["deploy"])
     return config

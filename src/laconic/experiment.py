@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -20,20 +22,86 @@ from laconic.core import (
     Loss,
     Method,
     Metric,
+    Precision,
     Task,
     accuracy,
-    preferred_link,
+    checked_value,
+    did_you_mean,
     tree_sha256,
 )
 from laconic.data import Federation, digits, with_validation
-from laconic.engine import Link, Newcomer, Observer, Run, RunDirectory, Schedule, Simulation, execute, settings_text
+from laconic.engine import Clients, Link, Observer, Record, Run, RunDirectory, Schedule, Simulation, execute
+from laconic.evaluations import EVALUATIONS, Global, evaluation_of
 from laconic.methods import fedavg, methods
 from laconic.models import initialize, load_state, models, named_scheme, user_model
 
 Model = nn.Module | Callable[..., nn.Module] | str
 """A name of the catalogue, a module, something that makes one, or "module.path:Name"."""
+Layout = Literal["auto", "contiguous", "channels_last"]
+"""How images lie in memory."""
 CodecText = str | Sequence[str]
 """A codec as a configuration writes it."""
+
+
+MOVED = {
+    "new_test": 'add "ensemble" to run.evaluations',
+    "local_eval": 'leave "local" out of run.evaluations',
+    "probe": 'add { name = "probe", layer = … } to run.evaluations',
+    "channels_last": "set layout to 'channels_last' or 'contiguous'",
+    "newcomer": "give a section [newcomer], or data.joined_later(after=…) in Python",
+}
+"""Where settings of 0.1 stand now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What `[run]` may set, and `fit` and `compare` may be given: declared here and nowhere else.
+
+    `evaluations` are what a run measures: names ("global", "local", "ensemble", "finetuned"), tables with settings
+    (`{ name = "probe", layer = "fc1" }`), or objects of one's own. `validation` is the share of every client's training
+    examples that is held out, to decide by. `store` says where clients' own states lie: in memory, or on disk where
+    they are too large for it.
+
+    `precision = "bfloat16"` computes local updates and evaluations under autocast; weights, optimizers and messages
+    stay float32. `layout` is how images lie in memory: with `"channels_last"` convolutions are quicker on a CPU, and
+    results differ in the last digits; `"auto"` takes it for models with convolutions, and what it took is recorded.
+    """
+
+    name: str = "run"
+    seed: int = 0
+    rounds: int = 30
+    cohort: int = 10
+    eval_every: int = 5
+    min_replies: int = 1
+    evaluations: tuple[Any, ...] = ("global", "local")
+    validation: float | None = None
+    workers: int | Literal["auto"] = "auto"
+    store: Literal["memory", "disk"] = "memory"
+    device: str = "cpu"
+    precision: Precision = "float32"
+    layout: Layout = "auto"
+    checkpoint_every: int = 10
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ConfigError(f"run.seed must be a whole number and not negative, got {self.seed!r}.")
+        if self.checkpoint_every < 1:
+            raise ConfigError(f"run.checkpoint_every must be at least 1, got {self.checkpoint_every}.")
+        if isinstance(self.evaluations, str):
+            raise ConfigError(f"run.evaluations must be a list, got {self.evaluations!r}.")
+        for named in self.evaluations:
+            evaluation_of(named)
+        _ = self.schedule
+
+    @property
+    def schedule(self) -> Schedule:
+        """How long and how wide the run is."""
+        return Schedule(**{field.name: getattr(self, field.name) for field in fields(Schedule)})
+
+    def plain(self) -> dict[str, Any]:
+        """The settings as a configuration holds them."""
+        named = [one if isinstance(one, str | Mapping) else repr(one) for one in self.evaluations]
+        return {**{field.name: getattr(self, field.name) for field in fields(self)}, "evaluations": named}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,22 +211,37 @@ def make_task(
     return task
 
 
-def prepare(
-    *,
-    method: Method,
-    task: Task,
-    federation: Federation,
-    schedule: Schedule,
-    seed: int,
-    up: CodecText | Codec | None = None,
-    down: CodecText | Codec | None = None,
-) -> Simulation:
-    """A simulation from parts. A codec that is not given is the one that the method is made for."""
-    preferred = preferred_link(method)
-    link = Link(
-        *(_codec(usual if given is None else given) for given, usual in zip((up, down), preferred, strict=True))
-    )
-    return Simulation(method, task, federation, link, schedule, seed=seed)
+def _layout(run: RunSettings, task: Task, data: Federation) -> Layout:
+    """How images lie in memory: what is asked for, or what the model's convolutions are quickest with."""
+    if run.layout != "auto":
+        return run.layout
+    convolves = any(isinstance(layer, nn.Conv2d) for layer in task.module.modules())
+    return "channels_last" if convolves and data.x.ndim == 4 and run.device == "cpu" else "contiguous"
+
+
+def _checked_precision(run: RunSettings) -> Precision:
+    """The precision, if the device has it; one warning where it has no arithmetic for it."""
+    if run.precision == "float32":
+        return run.precision
+    try:
+        with torch.autocast(torch.device(run.device).type, dtype=torch.bfloat16):
+            float(torch.nn.functional.linear(torch.ones(1, 2, device=run.device), torch.ones(1, 2, device=run.device)))
+    except Exception as error:
+        said = str(error).split("\n")[0].rstrip(".")
+        raise ConfigError(f"run.precision 'bfloat16' cannot be used on {run.device!r}: {said}.") from None
+    if torch.device(run.device).type == "cpu" and not bfloat16_arithmetic():
+        warnings.warn(
+            "this processor has no bfloat16 arithmetic: precision = 'bfloat16' is slower here than 'float32'.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return run.precision
+
+
+def bfloat16_arithmetic() -> bool:
+    """Whether this processor multiplies bfloat16 numbers by itself (AVX-512 BF16 or AMX)."""
+    found = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(bool(asked()) for asked in found if asked is not None)
 
 
 def _codec(codec: CodecText | Codec) -> Codec:
@@ -170,48 +253,63 @@ def experiment(
     data: Federation,
     model: Model = "mlp",
     method: Method | str = "fedavg",
-    schedule: Schedule = Schedule(),  # noqa: B008
-    seed: int = 0,
     up: CodecText | Codec | None = None,
     down: CodecText | Codec | None = None,
     loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
     init: Mapping[str, Tensor] | Path | str | None = None,
-    validation: float | None = None,
-    device: str = "cpu",
-    channels_last: bool = False,
-    name: str = "run",
-    checkpoint_every: int = 10,
+    model_settings: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    deployment: Deployment = Deployment(),
     hashed: bool = True,
+    run: RunSettings = RunSettings(),
 ) -> Experiment:
-    """A run from objects, ready to start. `hashed` for one that leaves files: they tell whether it is the same run."""
-    if validation is not None:
-        data = with_validation(data, fraction=validation, seed=seed)
-    data = data.channels_last() if channels_last else data
-    chosen = methods.build(method, {}) if isinstance(method, str) else method
-    task = make_task(data, model, loss=loss, metrics=metrics, init=init, device=device)
-    simulation = prepare(method=chosen, task=task, federation=data, schedule=schedule, seed=seed, up=up, down=down)
+    """A run from objects, ready to start: the one place where parts become a simulation.
+
+    A codec that is not given is the one that the method is made for. `config` and `facts` are what its files say of it,
+    if somebody knows better than the objects do. `hashed` for a run that leaves files, which tell whether it is the
+    same.
+    """
+    data, chosen = _checked_data(data), checked_method(method)
+    if run.validation is not None:
+        data = with_validation(data, fraction=run.validation, seed=run.seed)
+    task = make_task(data, model, model_settings, loss=loss, metrics=metrics, init=init, device=run.device)
+    task, run = replace(task, precision=_checked_precision(run)), replace(run, layout=_layout(run, task, data))
+    data = data.channels_last() if run.layout == "channels_last" else data
+    usual_up, usual_down = chosen.link
+    measured = [evaluation_of(named) for named in run.evaluations]
+    simulation = Simulation(
+        chosen,
+        task,
+        data,
+        Link(_codec(usual_up if up is None else up), _codec(usual_down if down is None else down)),
+        run.schedule,
+        seed=run.seed,
+        evaluations=measured,
+        workers=run.workers,
+        store=run.store,
+    )
+    if simulation.method.phases is not None and not any(isinstance(one, Global) for one in measured):
+        raise ConfigError(f"{chosen.name}: its goal is the server's accuracy; add 'global' to run.evaluations.")
     named = model if isinstance(model, str) else _name(model)
-    config: dict[str, dict[str, Any]] = {
-        "run": {
-            "name": name,
-            "seed": seed,
-            **asdict(schedule),
-            "checkpoint_every": checkpoint_every,
-            "device": device,
-            "channels_last": channels_last,
-        },
-        "data": {"source": repr(data)},
-        "model": {"name": named},
-        "method": {"name": chosen.name, "settings": settings_text(chosen)},
-        "link": {"up": simulation.agreement.link.up.text, "down": simulation.agreement.link.down.text},
-    }
-    if hashed:
-        # Objects have no settings that could be compared when the run is resumed, so their contents are.
-        config["data"]["sha256"] = _data_sha256(data)
-        config["model"]["first_state_sha256"] = tree_sha256(simulation.state.server)
-        config["model"]["loss"] = _name(task.loss)
-    return Experiment(simulation, name, config, {"model": named, "data": data.name}, checkpoint_every)
+    if config is None:
+        made: dict[str, dict[str, Any]] = {
+            "run": run.plain(),
+            "data": {"source": repr(data)},
+            "model": {"name": named},
+            "method": {"name": chosen.name, **chosen.settings},
+            "link": {"up": simulation.agreement.link.up.text, "down": simulation.agreement.link.down.text},
+        }
+        if hashed:
+            # Objects have no settings that could be compared when the run is resumed, so their contents are.
+            made["data"]["sha256"] = _data_sha256(data)
+            made["model"]["first_state_sha256"] = tree_sha256(simulation.state.server)
+            made["model"]["loss"] = _name(task.loss)
+        config = made
+    config = {**config, "run": {**config["run"], "layout": run.layout}}
+    facts = facts or {"model": named, "data": data.name}
+    return Experiment(simulation, run.name, config, facts, run.checkpoint_every, deployment)
 
 
 def fit(
@@ -219,73 +317,99 @@ def fit(
     data: Federation,
     model: Model = "mlp",
     method: Method | str = "fedavg",
-    rounds: int = 30,
-    cohort: int = 10,
-    seed: int = 0,
     up: CodecText | Codec | None = None,
     down: CodecText | Codec | None = None,
     loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
     init: Mapping[str, Tensor] | Path | str | None = None,
-    eval_every: int = 5,
-    min_replies: int = 1,
-    local_eval: bool = True,
-    workers: int | Literal["auto"] = "auto",
-    store: Literal["memory", "disk"] = "memory",
-    new_test: bool = False,
-    newcomer: Newcomer | None = None,
-    probe: str | None = None,
-    validation: float | None = None,
-    device: str = "cpu",
-    channels_last: bool = False,
     out: Path | str | None = None,
-    name: str = "run",
     resume: bool = False,
     overwrite: bool = False,
-    checkpoint_every: int = 10,
     observer: Observer | None = None,
+    **run: Any,
 ) -> Run:
     """Train a model across the clients of a federation, with every byte counted.
 
+    All of `RunSettings` may be given too: `rounds`, `cohort`, `seed`, `eval_every`, `evaluations`, `workers` and so on.
     With `out`, the run leaves its files in `out/name` and can be resumed. `up` and `down` are float32 unless given, or
-    what the method is made for (`mask` for `fedpm`). `channels_last` makes convolutions on a CPU quicker. `validation`
-    is the share of every client's training examples that is held out, to decide by.
+    what the method is made for (`mask` for `fedpm`).
 
     >>> import laconic as lc
     >>> run = lc.fit(method=lc.fedprox(mu=0.01), data=lc.data.digits(clients=10), rounds=2, cohort=5, workers=0)
     >>> len(run.history), run.summary["bits_per_parameter_up"] > 32
     (2, True)
     """
-    schedule = Schedule(
-        rounds=rounds,
-        cohort=cohort,
-        eval_every=eval_every,
-        min_replies=min_replies,
-        local_eval=local_eval,
-        workers=workers,
-        store=store,
-        new_test=new_test,
-        newcomer=newcomer,
-        probe=probe,
-    )
     return experiment(
         data=data,
         model=model,
         method=method,
-        schedule=schedule,
-        seed=seed,
         up=up,
         down=down,
         loss=loss,
         metrics=metrics,
         init=init,
-        validation=validation,
-        device=device,
-        channels_last=channels_last,
-        name=name,
-        checkpoint_every=checkpoint_every,
         hashed=out is not None,
+        run=run_settings(run, where="fit"),
     ).run(out=Path(out) if out is not None else None, resume=resume, overwrite=overwrite, observer=observer)
+
+
+def run_settings(given: Mapping[str, Any], *, where: str) -> RunSettings:
+    """The settings of a run from keyword arguments; a word that is none of them gets a hint."""
+    known = [field.name for field in fields(RunSettings)]
+    for name in given:
+        if name in MOVED:
+            raise ConfigError(f"{where}: {name} is no more; {MOVED[name]}.")
+        if name not in known:
+            parameters = [name for name, p in inspect.signature(fit).parameters.items() if p.kind is p.KEYWORD_ONLY]
+            raise ConfigError(f"{where}: unknown argument {name!r}; {did_you_mean(name, [*known, *parameters])}")
+    hints = get_type_hints(RunSettings)
+    for name, value in given.items():
+        if name != "evaluations":
+            checked_value(hints[name], value, where=f"{where}: {name}")
+    return RunSettings(**given)
+
+
+def _checked_data(data: object) -> Federation:
+    if not isinstance(data, Federation):
+        raise ConfigError(
+            f"data must be a Federation, got {_described(data)}; "
+            "make one with lc.data.digits(clients=…) or lc.Federation.from_arrays((x, y), clients=…)."
+        )
+    return data
+
+
+def checked_method(method: object) -> Method:
+    """A method that was given as such, or by its name."""
+    if isinstance(method, str):
+        return methods.build(method, {})
+    if not isinstance(method, Method):
+        called = f"; call it: {_name(method)}()" if callable(method) else ""
+        raise ConfigError(f"method must be a Method or a name, got {_described(method)}{called}.")
+    return method
+
+
+def _described(thing: object) -> str:
+    kind = type(thing).__name__
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}" + (f" ({_name(thing)})" if callable(thing) else "")
+
+
+def simulate(
+    method: Method,
+    clients: Clients,
+    *,
+    task: Task,
+    up: Codec,
+    down: Codec,
+    rounds: int,
+    cohort: int,
+    seed: int = 0,
+    workers: int | Literal["auto"] = 0,
+) -> Iterator[Record]:
+    """The plain loop: one record per round."""
+    schedule = Schedule(rounds=rounds, cohort=cohort)
+    yield from Simulation(
+        method, task, clients, Link(up, down), schedule, seed=seed, workers=workers, evaluations=EVALUATIONS
+    )
 
 
 def example_update() -> Tensor:
@@ -319,14 +443,32 @@ def _checked_device(device: str) -> str:
 
 
 def _try_out(task: Task, federation: Federation) -> None:
-    """One example through model and loss: what does not fit is said before any worker starts."""
-    x, y = federation.x[:2], federation.y[:2]
+    """Some examples through model, loss and metrics: what does not fit is said before any worker starts."""
+    x, y = federation.x[:3].to(task.device), federation.y[:3].to(task.device)
+    what = "loss"
     try:
         with torch.no_grad():
-            task.loss(task.fresh().eval()(x.to(task.device)), y.to(task.device))
+            output = task.fresh().eval()(x)
+            loss = task.loss(output, y)
+            values = {}
+            for what, metric in task.metrics.items():
+                values[what] = metric(output, y)
     except Exception as error:
         said = str(error).split("\n")[0].rstrip(".")
+        where = "" if what == "loss" else f" in the metric {what!r}"
         raise ConfigError(
             f"the model does not fit the data: inputs of shape {federation.shape} and targets of {federation.name} "
-            f"gave {type(error).__name__} ({said})."
+            f"gave {type(error).__name__}{where} ({said})."
         ) from error
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise ConfigError(f"the loss must give one number, the mean over a batch, got {_shape(loss)} for a batch of 3.")
+    for name, value in values.items():
+        if not isinstance(value, Tensor) or value.shape[:1] != (len(x),):
+            raise ConfigError(
+                f"the metric {name!r} must give one value per example, got {_shape(value)} for a batch of {len(x)}; "
+                "leave the mean to the evaluation."
+            )
+
+
+def _shape(value: object) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

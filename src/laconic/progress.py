@@ -38,11 +38,12 @@ class Standing:
         self.rounds = self.first = self.done = 0
         self.began = 0.0
         self.up = self.down = 0
-        self.judged = ""
+        self.found = ""
 
     def started(self, *, rounds: int, history: Sequence[Mapping[str, Any]]) -> None:
         """The run begins, or goes on."""
         self.rounds, self.first, self.began = rounds, len(history), time.monotonic()
+        self.up = self.down = 0  # it may begin again elsewhere
         for record in history:
             self._count(record)
 
@@ -55,10 +56,10 @@ class Standing:
         self.up += record["bytes_up"]
         self.down += record["bytes_down"]
         if record.get("global_accuracy") is not None:
-            self.judged = f"accuracy {record['global_accuracy']:.4f}"
+            self.found = f"accuracy {record['global_accuracy']:.4f}"
         elif "global_loss" in record:
             loss = record["global_loss"]
-            self.judged = "loss not finite" if loss is None else f"loss {loss:.4g}"
+            self.found = "loss not finite" if loss is None else f"loss {loss:.4g}"
 
     @property
     def rate(self) -> float:
@@ -73,7 +74,7 @@ class Standing:
     @property
     def line(self) -> str:
         """Accuracy, bytes and rate."""
-        return f"{self.judged}  up {size(self.up)}  down {size(self.down)}  {self.rate:.3g} rounds/s".strip()
+        return f"{self.found}  up {size(self.up)}  down {size(self.down)}  {self.rate:.3g} rounds/s".strip()
 
 
 class Display:
@@ -239,7 +240,7 @@ class Row:
         self.state = "finished"
         standing = self.standing
         how = "was done already" if standing.first == standing.rounds else f"done in {summary.get('seconds', 0):.1f} s"
-        self._board.say(f"{self.name}: {how}  {standing.judged}  up {size(standing.up)}  down {size(standing.down)}")
+        self._board.say(f"{self.name}: {how}  {standing.found}  up {size(standing.up)}  down {size(standing.down)}")
 
 
 def troubles(record: Mapping[str, Any]) -> Iterator[str]:

@@ -12,22 +12,23 @@ The laws (docs/architecture.md) that a method can break:
 4. Inputs are never changed in place.
 6. One bad client costs that client's reply, not the round.
 7. Interrupted and resumed equals uninterrupted, bit for bit.
+8. A wrapper that changes nothing is the method.
 
 Besides, broadcasts and messages look as the method's own specs say, leaf by leaf and in the same order.
 """
 
 from __future__ import annotations
 
-import inspect
+import itertools
 import math
 import multiprocessing
 import random
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,14 +37,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from laconic.codecs import ErrorFeedback, check_codec, parse
 from laconic.core import (
+    Bound,
     ClientData,
     ClientInfo,
     Codec,
     Key,
-    Lockstep,
     Method,
     Part,
-    Predictor,
+    PayloadError,
+    Population,
     Reply,
     Spec,
     Task,
@@ -51,23 +53,24 @@ from laconic.core import (
     Update,
     describe,
     isolated,
-    lockstep,
-    preferred_link,
-    prepared,
+    on_messages,
     resolve,
     spec_of,
     tree_sha256,
 )
 from laconic.data import Federation
 from laconic.engine import Agreement, Checkpoints, Link, Schedule, Simulation, State, to_everyone
+from laconic.engine.round import canonical_json
 from laconic.engine.simulate import one_thread
 from laconic.engine.workers import Clients
+from laconic.evaluations import EVALUATIONS
 
 __all__ = [
     "Byzantine",
     "LawBroken",
     "check_codec",
     "check_method",
+    "identity",
     "scaled",
     "small_federation",
     "small_task",
@@ -148,11 +151,10 @@ def with_nan(message: Tree) -> Tree:
     return spoilt
 
 
-@dataclass(frozen=True)
-class Byzantine:
+def Byzantine(method: Method, clients: Collection[int], transform: Transform) -> Method:
     """A method some of whose clients send something else than they should: `transform` of their message.
 
-    A transform that raises makes a client that fails. All else is the method's own.
+    A transform that raises `PayloadError` makes a client that fails. All else is the method's own.
 
     >>> import laconic as lc
     >>> method = Byzantine(lc.fedavg(), clients={0}, transform=with_nan)
@@ -161,112 +163,10 @@ class Byzantine:
     [(0, 'non_finite')]
     """
 
-    method: Method
-    clients: Collection[int]
-    transform: Transform
+    def lie(message: Tree, client: ClientInfo, key: Key) -> Tree:
+        return transform(message) if client.id in clients else message
 
-    @property
-    def name(self) -> str:
-        """The method's own name."""
-        return self.method.name
-
-    @property
-    def stateful(self) -> bool:
-        """As the method."""
-        return self.method.stateful
-
-    @property
-    def per_client(self) -> bool:
-        """As the method."""
-        return self.method.per_client
-
-    @property
-    def task(self) -> Task:
-        """As the method."""
-        return self.method.task
-
-    def bind(self, task: Task) -> Byzantine:
-        """The same for a task."""
-        return replace(self, method=self.method.bind(task))
-
-    @property
-    def preferred_link(self) -> tuple[str, str]:
-        """As the method."""
-        return preferred_link(self.method)
-
-    def prepare(self, *, clients: int, cohort: int) -> Byzantine:
-        """As the method, if it wants to know."""
-        return replace(self, method=prepared(self.method, clients=clients, cohort=cohort))
-
-    def init(self, key: Key) -> Tree:
-        """As the method."""
-        return self.method.init(key)
-
-    def init_client(self, key: Key) -> Tree:
-        """As the method."""
-        return self.method.init_client(key)
-
-    def broadcast(self, server: Tree, client: ClientInfo, key: Key) -> Tree:
-        """As the method."""
-        return self.method.broadcast(server, client, key)
-
-    def broadcast_spec(self, client: ClientInfo, key: Key) -> Spec:
-        """As the method."""
-        return self.method.broadcast_spec(client, key)
-
-    def client_update(self, received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
-        """The method's update; what the chosen clients send of it is transformed."""
-        update = self.method.client_update(received, personal, data, client, key)
-        return replace(update, message=self.transform(update.message)) if client.id in self.clients else update
-
-    def message_spec(self, received: Tree) -> Spec:
-        """As the method."""
-        return self.method.message_spec(received)
-
-    def server_update(self, server: Tree, replies: Iterable[Reply], key: Key) -> Tree:
-        """As the method."""
-        return self.method.server_update(server, replies, key)
-
-    def global_model(self, server: Tree) -> Predictor:
-        """As the method."""
-        return self.method.global_model(server)
-
-    def local_model(self, received: Tree, personal: Tree) -> Predictor:
-        """As the method."""
-        return self.method.local_model(received, personal)
-
-    def metrics(self, server: Tree) -> Mapping[str, float]:
-        """The honest method's."""
-        return self.method.metrics(server)
-
-    def paper_bytes(self, received: Tree, message: Tree) -> int:
-        """As the method."""
-        return self.method.paper_bytes(received, message)
-
-    @property
-    def lockstep(self) -> bool:
-        """As the method."""
-        return lockstep(self.method) is not None
-
-    @property
-    def _steps(self) -> Lockstep:
-        return cast(Lockstep, self.method)
-
-    def first_held(self, server: Tree) -> Tree:
-        """As the method."""
-        return self._steps.first_held(server)
-
-    def step_spec(self, held: Tree) -> Spec:
-        """As the method."""
-        return self._steps.step_spec(held)
-
-    def absorb(self, held: Tree, sent: Tree) -> Tree:
-        """As the method."""
-        return self._steps.absorb(held, sent)
-
-    def verify(self, reply: Reply) -> None:
-        """As the method."""
-        self._steps.verify(reply)
+    return on_messages(method, client=lie)
 
 
 # --- the examination of a method -------------------------------------------------------------------------------------
@@ -290,35 +190,46 @@ def check_method(
     link, interrupted and resumed, and with a client whose message is not a number. Give `task` and `clients` (a
     federation) if the method needs others than `small_task` and `small_federation`.
     """
-    missing = _missing(method)
-    _law(not missing, method, f"it is no Method, for it has no {', '.join(missing)}")
+    if not isinstance(method, Method):
+        raise LawBroken(f"it is no Method, but of the type {type(method).__name__}.")
     task, clients = task or small_task(), clients or small_federation()
     exact, lossy = parse("float32"), parse(lossy) if isinstance(lossy, str) else lossy
-    bound = method.bind(task)
-    _law(not _missing(bound), method, f"bind must give a Method, got {type(bound).__name__}")
+    bound = method.bind(task, Population(clients.num_clients, min(cohort, clients.num_clients)))
+    _law(isinstance(bound, Bound), method, f"bind must give a Bound, got {type(bound).__name__}")
     _law(bound.task is task, method, "after bind(task), `task` must be that task")
+    try:
+        canonical_json(method.settings)
+    except (TypeError, ValueError) as error:
+        raise LawBroken(f"{method.name}: its settings are no plain JSON ({error}).") from None
     with one_thread():
-        _Functions(Agreement(bound, Link(exact, exact), Key.from_seed(seed)), clients).check()
-    cohort = clients.num_clients if lockstep(bound) else min(cohort, clients.num_clients)
-    schedule = Schedule(rounds=rounds, cohort=cohort, eval_every=2, workers=0)
+        _Functions(Agreement(bound, Link(exact, exact), Key.from_seed(seed), method.name), clients).check()
+    cohort = clients.num_clients if bound.replica is not None else min(cohort, clients.num_clients)
+    schedule = Schedule(rounds=rounds, cohort=cohort, eval_every=2)
     _Runs(method, task, clients, schedule, seed).check(exact, lossy, workers)
 
 
-def _law(kept: bool, method: Method, otherwise: str, *, number: int | None = None) -> None:
+def identity(method: Method) -> Method:
+    """A wrapper that changes nothing: law 8 says that it is the method.
+
+    >>> import laconic as lc
+    >>> identity(lc.fedavg()).settings == lc.fedavg().settings
+    True
+    """
+
+    def same(message: Tree, client: ClientInfo, key: Key) -> Tree:
+        return dict(message)
+
+    return on_messages(method, client=same, server=lambda replies, key: (replace(reply) for reply in replies))
+
+
+def _law(kept: bool, method: Method | str, otherwise: str, *, number: int | None = None) -> None:
     if not kept:
-        name = getattr(method, "name", type(method).__name__)
+        name = method if isinstance(method, str) else method.name
         raise LawBroken(f"{name}: {otherwise}." if number is None else f"{name}, law {number}: {otherwise}.")
 
 
-def _missing(method: object) -> list[str]:
-    """What a method has not. By static lookup, for `task` may raise before `bind`."""
-    absent = object()
-    names = [name for name in vars(Method) if not name.startswith("_")]
-    return [name for name in names if inspect.getattr_static(method, name, absent) is absent]
-
-
 @dataclass(frozen=True)
-class _Turn:
+class _Made:
     client: ClientInfo
     received: Tree
     personal: Tree
@@ -334,24 +245,24 @@ class _Functions:
     clients: Clients
 
     @property
-    def method(self) -> Method:
+    def method(self) -> Bound:
         return self.agreement.method
 
     def check(self) -> None:
         """All of them."""
         method, key = self.method, self.agreement.key.fold_in("init")
         server = self._twice("init", lambda: method.init(key), {})
-        turns = [self._turn(server, c) for c in range(min(self.clients.num_clients, 4))]
-        for turn in turns:
-            now = tree_sha256({**turn.update.message, **_marked(turn.update.personal)})
-            what = f"what client {turn.client.id} made changed when other clients had their turn: does it share memory?"
-            self._law(now == turn.hashed, what, number=4)
-        new = self._server_update(server, turns)
+        updates = [self._local_update(server, c) for c in range(min(self.clients.num_clients, 4))]
+        for made in updates:
+            now = tree_sha256({**made.update.message, **_marked(made.update.personal)})
+            what = f"what client {made.client.id} made changed when other clients were trained: does it share memory?"
+            self._law(now == made.hashed, what, number=4)
+        new = self._server_update(server, updates)
         hashed = tree_sha256(new)
-        self._predictors(server, new, turns)
+        self._predictors(server, new, updates)
         self._law(tree_sha256(new) == hashed, "the server's new state changed later: does it share memory?", number=4)
 
-    def _turn(self, server: Tree, number: int) -> _Turn:
+    def _local_update(self, server: Tree, number: int) -> _Made:
         method, agreement = self.method, self.agreement
         client = ClientInfo(number, 1, 0)
         received = self._broadcast(server, client)
@@ -371,27 +282,27 @@ class _Functions:
 
         made = self._guarded("client_update", update, inputs)
         hashed = tree_sha256({**made.message, **_marked(made.personal)})
-        self._other_turn(server, number)
+        self._another(server, number)
         again = self._guarded("client_update", update, inputs)
         same = tree_sha256({**again.message, **_marked(again.personal)}) == hashed
         self._law(same, "client_update with the same key and inputs gave something else", number=2)
         same = _figures(made.metrics) == _figures(again.metrics)
         self._law(same, "client_update with the same key and inputs gave other metrics", number=2)
         self._check_update(received, made)
-        return _Turn(client, received, personal, again, hashed)
+        return _Made(client, received, personal, again, hashed)
 
     def _broadcast(self, server: Tree, client: ClientInfo) -> Tree:
         method, key = self.method, self.agreement.round_key(client.round)
         address = client if method.per_client else to_everyone(client.round)
         received = self._twice("broadcast", lambda: method.broadcast(dict(server), address, key), server)
         self._check_spec("broadcast", received, method.broadcast_spec(address, key), "broadcast_spec")
-        steps = self.agreement.lockstep
+        steps = method.replica
         if not method.per_client:
             same = tree_sha256(method.broadcast(dict(server), client, key)) == tree_sha256(received)
             self._law(same, "the broadcast depends on the client, but per_client is False", number=2)
         if steps is None:
             return received
-        held = steps.first_held(dict(server))
+        held = steps.first(dict(server))
         self._check_spec("broadcast", received, steps.step_spec(dict(held)), "step_spec")
         inputs = {**{f"held {n}": leaf for n, leaf in held.items()}, **{f"sent {n}": v for n, v in received.items()}}
         after = self._twice("absorb", lambda: steps.absorb(dict(held), dict(received)), inputs)
@@ -399,15 +310,15 @@ class _Functions:
         self._law(tree_sha256(again) == tree_sha256(after), "the same broadcast, absorbed twice, changes what is held")
         return after
 
-    def _other_turn(self, server: Tree, number: int) -> None:
-        """Somebody else's turn in between, with another key: what it leaves behind must not matter."""
+    def _another(self, server: Tree, number: int) -> None:
+        """Somebody else's local update in between, with another key: what it leaves behind must not matter."""
         other = ClientInfo((number + 1) % self.clients.num_clients, 2, 0)
         key = self.agreement.client_key(other)
         received = self.method.broadcast(
             server, other if self.method.per_client else to_everyone(2), self.agreement.round_key(2)
         )
-        if (steps := self.agreement.lockstep) is not None:
-            received = steps.absorb(steps.first_held(server), received)
+        if (steps := self.method.replica) is not None:
+            received = steps.absorb(steps.first(server), received)
         personal = self.method.init_client(self.agreement.key.fold_in("init_client", other.id))
         with isolated(key):
             self.method.client_update(received, personal, self.clients.client(other.id), other, key)
@@ -417,8 +328,8 @@ class _Functions:
         self._check_spec("message", update.message, method.message_spec(dict(received)), "message_spec")
         private = sorted(set(update.personal) & set(update.message))
         self._law(not private, f"the message holds {private}, which are names of personal state", number=3)
-        stateless = method.stateful or not update.personal
-        self._law(stateless, f"stateful is False, but clients keep {sorted(update.personal)}")
+        stateless = method.personal or not update.personal
+        self._law(stateless, f"personal is False, but clients keep {sorted(update.personal)}")
         paper = method.paper_bytes(received, update.message)
         good = isinstance(paper, int) and paper >= 0
         self._law(good, f"paper_bytes must be a whole number and not negative, got {paper!r}")
@@ -428,15 +339,15 @@ class _Functions:
         seen, said = describe(spec_of(tree)), describe(resolve(spec, exact))
         self._law(seen == said, f"the {what} is {seen}, but {where} says {said} (the order counts)")
 
-    def _server_update(self, server: Tree, turns: list[_Turn]) -> Tree:
+    def _server_update(self, server: Tree, updates: list[_Made]) -> Tree:
         method, key = self.method, self.agreement.round_key(1).fold_in("server")
         replies = [
             Reply(
-                replace(turn.client, examples=len(self.clients.client(turn.client.id).train)),
-                turn.update.message,
-                turn.received,
+                replace(made.client, examples=len(self.clients.client(made.client.id).train)),
+                made.update.message,
+                made.received,
             )
-            for turn in turns
+            for made in updates
         ]
         inputs = {f"state {name}": leaf for name, leaf in server.items()}
         for reply in replies:
@@ -455,18 +366,16 @@ class _Functions:
         self._law(finite, "the server's new state is not finite")
         return new
 
-    def _predictors(self, server: Tree, new: Tree, turns: list[_Turn]) -> None:
+    def _predictors(self, server: Tree, new: Tree, updates: list[_Made]) -> None:
         method, x = self.method, self.clients.test.tensors()[0].to(self.method.task.device)
-        turn = turns[-1]
-        received, personal = self._broadcast(server, turn.client), turn.update.personal
-        models = {
-            "global_model": self._guarded("global_model", lambda: method.global_model(dict(new)), new),
-            "local_model": self._guarded(
-                "local_model",
-                lambda: method.local_model(dict(received), dict(personal)),
-                {**received, **_marked(personal)},
-            ),
-        }
+        made = updates[-1]
+        received, personal = self._broadcast(server, made.client), made.update.personal
+        models = {"global_model": self._guarded("global_model", lambda: method.global_model(dict(new)), new)}
+        if (local_model := method.local_model) is not None:
+            inputs = {**received, **_marked(personal)}
+            own = self._guarded("local_model", lambda: local_model(dict(received), dict(personal)), inputs)
+            models["local_model"] = own
+        self._law(not method.own_model or local_model is not None, "own_model is True, but there is no local_model")
         before = {}
         for name, model in models.items():
             self._law(isinstance(model, nn.Module), f"{name} must give a torch module, got {type(model).__name__}")
@@ -474,9 +383,9 @@ class _Functions:
             with torch.no_grad():
                 before[name] = model(x)
             self._law(bool(before[name].isfinite().all()), f"{name} predicts values that are not finite")
-        self._other_turn(server, 0)
+        self._another(server, 0)
         for name, model in models.items():
-            what = f"what {name} predicts changed when a client had its turn: is it the working copy?"
+            what = f"what {name} predicts changed when a client was trained: is it the working copy?"
             with torch.no_grad():
                 self._law(torch.equal(model.eval()(x), before[name]), what, number=4)
 
@@ -496,7 +405,7 @@ class _Functions:
                 result = function()
             except Exception as error:
                 error.add_note(
-                    f"(in {what} of the method {self.method.name!r}, called by laconic.testing.check_method)"
+                    f"(in {what} of the method {self.agreement.name!r}, called by laconic.testing.check_method)"
                 )
                 raise
         for name, leaf in inputs.items():
@@ -505,7 +414,7 @@ class _Functions:
         return result
 
     def _law(self, kept: bool, otherwise: str, *, number: int | None = None) -> None:
-        _law(kept, self.method, otherwise, number=number)
+        _law(kept, self.agreement.name, otherwise, number=number)
 
 
 @dataclass(frozen=True)
@@ -528,13 +437,14 @@ class _Runs:
             self._same(self._run(self.method, plain, workers), whole, f"a run with {workers} workers", number=2)
         with _naming(self.method, f"over {lossy.text}"):
             self._same(self._resumed(cheap), self._run(self.method, cheap), "a run that was resumed", number=7)
+        self._same(self._run(identity(self.method), plain), whole, "a run of its identity wrapper", number=8)
         self._check_bad_client(plain)
 
     def _check_bad_client(self, link: Link) -> None:
         bad = {self.clients.num_clients - 1}
 
         def fail(message: Tree) -> Tree:
-            raise RuntimeError("this client fails")
+            raise PayloadError("failed", "this client fails")
 
         sent = self._run(Byzantine(self.method, bad, with_nan), link, rejected=bad)
         failed = self._run(Byzantine(self.method, bad, fail), link, rejected=bad)
@@ -544,15 +454,17 @@ class _Runs:
             what = "a run with a client whose messages are not numbers, against one in which it fails"
             self._same(sent, failed, what, number=6)
 
-    def _run(
-        self, method: Method, link: Link, workers: int = 0, *, rejected: Collection[int] = (), rounds: int | None = None
-    ) -> _Ended:
-        schedule = replace(self.schedule, workers=workers, rounds=rounds or self.schedule.rounds)
-        return self._finished(Simulation(method, self.task, self.clients, link, schedule, seed=self.seed), rejected)
+    def _run(self, method: Method, link: Link, workers: int = 0, *, rejected: Collection[int] = ()) -> _Ended:
+        return self._finished(self._simulation(method, link, workers), rejected)
 
-    def _finished(self, simulation: Simulation, rejected: Collection[int] = ()) -> _Ended:
+    def _simulation(self, method: Method, link: Link, workers: int = 0) -> Simulation:
+        parts = (method, self.task, self.clients, link, self.schedule)
+        return Simulation(*parts, seed=self.seed, workers=workers, evaluations=EVALUATIONS)
+
+    def _finished(self, simulation: Simulation, rejected: Collection[int] = (), *, rounds: int | None = None) -> _Ended:
+        """Where a run is at its end, or after so many rounds."""
         count = 0
-        for record in simulation:
+        for record in itertools.islice(simulation, rounds):
             for found in record.get("rejections", []):
                 count += 1
                 what = f"the reply of client {found['client']} was refused ({found['reason']}: {found['detail']})"
@@ -563,15 +475,15 @@ class _Runs:
         return _Ended(simulation.state, count)
 
     def _resumed(self, link: Link) -> _Ended:
-        """A run that ends after one round and goes on from its checkpoint."""
-        stopped = self._run(self.method, link, rounds=1).state
+        """A run that is interrupted after one round and goes on from its checkpoint."""
+        stopped = self._finished(self._simulation(self.method, link), rounds=1).state
         with tempfile.TemporaryDirectory() as folder:
             checkpoints = Checkpoints(Path(folder))
             checkpoints.save(stopped, {})
             found = checkpoints.load()
         if found is None:
             raise LawBroken(f"{self.method.name}, law 7: its state left no checkpoint.")
-        simulation = Simulation(self.method, self.task, self.clients, link, self.schedule, seed=self.seed)
+        simulation = self._simulation(self.method, link)
         simulation.state = found[0]
         return self._finished(simulation)
 
@@ -588,7 +500,7 @@ class _Ended:
 
 
 def _parts(state: State) -> dict[str, Any]:
-    """All that a run is, in a form that can be compared. A first round's evaluations are left out: see eval_every."""
+    """All that a run is, in a form that can be compared."""
     return {
         "round": state.round,
         "server state": (tree_sha256(state.server), list(state.server)),

@@ -1,7 +1,7 @@
 """The client half of a Flower app that leaves the work to a process that stays.
 
-Flower starts a new process for every message. Importing torch there, each time, costs more than a small client's whole
-turn. So the app that Flower starts imports nothing but Flower: it hands the message to a *resident* on the same
+Flower starts a new process for every message. Importing torch there, each time, costs more than a small client's entire
+local update. So the app that Flower starts imports nothing but Flower: it hands the message to a *resident* on the same
 machine, over a socket that only this user can open, and gives back the answer. The first message starts the resident;
 it ends with the SuperNode, after ten idle minutes, or when an app with other code comes.
 

@@ -26,7 +26,7 @@ CODECS = tuple(json.loads((Path(__file__).parents[1] / "golden" / "codecs.json")
 def _attack(text: str, mutants: int) -> FuzzReport:
     torch.set_num_threads(1)
     random = torch.Generator().manual_seed(0)
-    tree = {"w": torch.randn(VALUES, generator=random) ** 3, "mask": torch.rand(11, generator=random) < 0.5}
+    tree = {"w": torch.randn(12, VALUES // 12, generator=random) ** 3, "mask": torch.rand(11, generator=random) < 0.5}
     fuzz(parse(text), tree, mutants=1000)  # what libraries allocate once is not the payload's doing
     limit = _address_space() + 2 * 4 * VALUES + (64 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

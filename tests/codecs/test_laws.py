@@ -42,6 +42,12 @@ EVERY = (
     "threshold:level=0 | float16",
     "ef(topk:fraction=0.1 | eden:bits=4)",
     "ef(signsgd)",
+    "lowrank:rank=2",
+    "lowrank:rank=1 | int8",
+    "ef(lowrank:rank=2 | eden:bits=4)",
+    "by_leaf(w*: eden:bits=2, *: float16)",
+    "by_leaf(mask: mask, w*: lowrank:rank=2 | int8, *: topk:fraction=0.5,per_leaf=true)",
+    "ef(by_leaf(b*: float32, *: signsgd))",
     "mask",
     "mask:model=layer",
     "mask:model=global",
@@ -50,7 +56,7 @@ EVERY = (
     "ef(mask | drive)",
 )
 SHARED = Shared(Key.from_seed(5))
-UNBOUNDED = ("float32", "float16", "bfloat16", "topk", "randk", "threshold", "mask")
+UNBOUNDED = ("float32", "float16", "bfloat16", "topk", "randk", "threshold", "lowrank", "mask")
 
 
 def test_every_codec_is_examined() -> None:
@@ -109,7 +115,7 @@ import hashlib, sys, torch
 torch.set_num_threads(int(sys.argv[1]))
 from laconic.codecs import parse
 from laconic.core import Key, Shared, spec_of, tree_sha256
-tree = {"w": torch.randn(70_000, generator=torch.Generator().manual_seed(0))}
+tree = {"w": torch.randn(250, 280, generator=torch.Generator().manual_seed(0))}
 shared = Shared(Key.from_seed(1))
 for text in sys.argv[2:]:
     blob, _ = parse(text).encode(tree, shared, {})

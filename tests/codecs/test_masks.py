@@ -215,9 +215,9 @@ def test_bits_by_mask_and_values_by_another_codec() -> None:
     codec = mask(model="layer") | eden(2)
     assert codec.text == "mask:model=layer | eden:bits=2"
     assert parse(codec.text) == codec
-    assert (codec.id, codec.values_id) == (CodecId.CHAIN, CodecId.EDEN)
-    assert (mask().id, mask().values_id) == (CodecId.MASK, CodecId.FLOAT32)
-    assert (topk(0.1) | mask()).values_id == CodecId.CHAIN
+    assert (codec.id, codec.traits) == (CodecId.CHAIN, eden(2).traits)
+    assert (mask().id, mask().traits) == (CodecId.MASK, float32().traits)
+    assert (topk(0.1) | mask()).traits == topk(0.1).traits
     assert (mask() | topk(0.1) | eden(2)).bits == Coded("shared")
     tree = {"w": torch.randn(2000, generator=random()), "m": bits(8000, 0.02)}
     spec, shared = spec_of(tree), Shared(KEY)

@@ -27,7 +27,7 @@ def test_the_layout_is_what_the_specification_says() -> None:
     frame = seal(UP, b"\xaa\xbb")
     assert HEADER_BYTES == 40
     assert frame.hex(" ", -4) == (
-        "4c41434e 01012200 04000000 11000000 31323334 35363738 58020000 02000000 00000000 95efe3bc aabb"
+        "4c41434e 01012500 04000000 11000000 31323334 35363738 58020000 02000000 00000000 e4dd930c aabb"
     )
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import laconic as lc
-from laconic.comparison import Conditions
+from laconic.comparison.compare import _varied
 from laconic.core import ConfigError
+from laconic.experiment import RunSettings
 
 SMALL: dict[str, Any] = {"seeds": 2, "rounds": 2, "cohort": 2, "eval_every": 1, "progress": False}
 
@@ -26,7 +28,7 @@ def test_objects_and_their_names(data: lc.Federation) -> None:
     found = lc.compare([lc.fedavg(), "fedprox"], data=data, target=0.01, **SMALL)
     assert [(row["name"], row["runs"]) for row in found.table] == [("fedavg", 2), ("fedprox", 2)]
     assert found.runs["fedavg"][1].summary["seed"] == 1
-    assert all(row["reached_target"] == 2 and row["new_accuracy"] is not None for row in found.table)
+    assert all(row["reached_target"] == 2 and row["local_accuracy"] is not None for row in found.table)
     assert found.unequal() == {}
     assert re.match(r"\|  \| global accuracy \|.*\n\|---\|", found.to_markdown())
     assert not found.failures
@@ -73,10 +75,15 @@ def test_the_same_call_again_repeats_nothing(data: lc.Federation, tmp_path: Path
         (["fedavg"], {"cohort": 9}, "only 4 clients"),
         (["fedavg"], {"processes": -1}, "processes must be"),
         (["fedavg"], {"target": "soon"}, "target is a number"),
+        ([lc.fedavg], {}, "method must be a Method or a name, got a function (fedavg); call it: fedavg()."),
+        ({"mine": lc.fedavg}, {}, "method must be a Method or a name, got a function (fedavg); call it: fedavg()."),
+        (["fedavg"], {"rounds": "3"}, "compare: rounds: should be a valid integer, got '3'."),
+        (["fedavg"], {"evaluations": ["globl"]}, "unknown evaluation 'globl'; did you mean 'global'?"),
+        (["fedavg"], {"new_test": True}, 'compare: new_test is no more; add "ensemble" to run.evaluations.'),
     ],
 )
 def test_mistakes_are_said_before_anything_runs(
-    data: lc.Federation, tmp_path: Path, entries: list[str], more: dict[str, Any], said: str
+    data: lc.Federation, tmp_path: Path, entries: Any, more: dict[str, Any], said: str
 ) -> None:
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match=re.escape(said)):
@@ -84,10 +91,51 @@ def test_mistakes_are_said_before_anything_runs(
     assert not out.exists()
 
 
-def test_conditions_are_what_fit_takes() -> None:
-    taken = set(inspect.signature(lc.fit).parameters)
+def test_conditions_are_what_fit_takes(data: lc.Federation) -> None:
+    parameters = {name for name, p in inspect.signature(lc.fit).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    taken = parameters | {field.name for field in fields(RunSettings)}
     ours = {"data", "seed", "workers", "out", "name", "resume", "overwrite", "observer"}
-    assert set(Conditions.__annotations__) == taken - ours
+    assert _varied(dict.fromkeys(taken - ours), "fedavg").keys() == taken - ours
+    for name in ours:
+        with pytest.raises(ConfigError, match=f"unknown condition '{name}'"):
+            _varied({}, {name: None})
+
+
+def test_no_ensemble_is_made_unless_asked_for(data: lc.Federation, work: Path, laconic: Any) -> None:
+    """It costs a prediction of every client's model: no comparison has it by itself."""
+    plain = lc.compare(["lg_fedavg"], data=data, **SMALL)
+    assert plain.table[0]["new_accuracy"] is None
+    assert not any("new" in name or "vote" in name for run in plain.runs["lg_fedavg"] for name in run.history[-1])
+    asked = lc.compare(["lg_fedavg"], data=data, evaluations=["global", "local", "ensemble"], **SMALL)
+    assert asked.table[0]["new_accuracy"] is not None
+    for overrides in ((), ("--set", 'run.evaluations=["ensemble", "global"]')):
+        said = laconic("compare", "small.toml", "--seeds", "1", "--out", f"out{len(overrides)}", *overrides)
+        assert said.code == 0, said.err
+        (row,) = json.loads(Path(f"out{len(overrides)}", "table.json").read_text())["table"]
+        assert (row["new_accuracy"] is not None) == bool(overrides)
+        assert ("new accuracy" in said.out) == bool(overrides)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 0])
+def test_a_clients_exception_costs_its_reply_however_many_cores_there_are(
+    data: lc.Federation, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    """Only with `processes = 0`, which is for debugging, it ends the run."""
+    honest = lc.Federation.client
+
+    def client(self: lc.Federation, number: int) -> Any:
+        if number == 1:
+            raise OSError("its disk is gone")
+        return honest(self, number)
+
+    monkeypatch.setattr(lc.Federation, "client", client)
+    settings = {**SMALL, "cohort": 4, "seeds": 1}
+    found = lc.compare(["fedavg"], data=data, processes=processes, **settings)
+    if processes:
+        assert found.runs["fedavg"][0].summary["rejected_for"] == {"client_error": 2}
+    else:
+        (failed,) = found.failures
+        assert "OSError: its disk is gone" in str(failed.failure)
 
 
 # --- pictures and frames ---------------------------------------------------------------------------------------------
@@ -106,7 +154,7 @@ def test_a_picture_has_a_line_for_every_entry(data: lc.Federation) -> None:
         sum(record["bytes_up"] + record["bytes_down"] for record in first[: i + 1]) for i in range(2)
     ]
     with pytest.raises(ConfigError, match="no record has 'beauty'"):
-        found.plot(figure="beauty")
+        found.plot(metric="beauty")
     plt.close("all")
 
 
@@ -158,7 +206,7 @@ def test_a_run_that_fails_is_named_and_the_exit_code_says_so(
             'name = "mlp"\nhidden = [8]', 'name = "mlp"\nhidden = [8]\nloss = "cursed:loss"'
         )
     )
-    # A loss that ends the process, outside any client's turn to catch.
+    # A loss that ends the process, outside any client's local update to catch.
     Path("cursed.py").write_text(
         "import os\nimport torch.nn.functional as F\n\n"
         "def loss(output, target):\n"

@@ -30,9 +30,10 @@ def test_overrides_hold_for_all_and_change_no_file(work: Path) -> None:
     assert "lr" not in read_entries(["small.toml"])[0][1]["method"]
 
 
-def test_new_devices_are_tested_unless_a_file_says_no(work: Path) -> None:
-    assert read_entries(["small.toml"])[0][1]["run"]["new_test"] is True
-    assert read_entries(["small.toml"], overrides=["run.new_test=false"])[0][1]["run"]["new_test"] is False
+def test_nothing_is_evaluated_that_a_file_does_not_say(work: Path) -> None:
+    assert "evaluations" not in read_entries(["small.toml"])[0][1]["run"]
+    ((_, table),) = read_entries(["small.toml"], overrides=['run.evaluations=["ensemble"]'])
+    assert table["run"]["evaluations"] == ["ensemble"]
 
 
 @pytest.mark.parametrize("word", ["fedavg:lr", "fedavg:=3", "fedavg:lr="])

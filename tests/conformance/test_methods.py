@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from laconic.codecs import parse
-from laconic.core import ClientInfo, Key, Method, Reply, Task, Tree, isolated, lockstep, prepared, tree_sha256
-from laconic.engine import Agreement, Link, Schedule, Simulation, sample_cohort, to_everyone
+from laconic.core import ClientInfo, Key, Method, Population, Reply, Task, Tree, isolated, sample_cohort, tree_sha256
+from laconic.engine import Agreement, Link, Schedule, Simulation, to_everyone
 from laconic.engine.workers import Job, Station
+from laconic.evaluations import EVALUATIONS
 from laconic.methods import (
     ServerOptimizer,
     Solver,
@@ -52,10 +53,11 @@ def simulation(
     workers: int = 0,
     seed: int = 0,
 ) -> Simulation:
-    cohort = FEDERATION.num_clients if lockstep(method) else cohort
-    schedule = Schedule(rounds=rounds, cohort=cohort, workers=workers, eval_every=2)
+    task = task or task_of(method)
+    cohort = FEDERATION.num_clients if method.bind(task).replica is not None else cohort
+    schedule = Schedule(rounds=rounds, cohort=cohort, eval_every=2)
     both = Link(parse(link), parse(link))
-    return Simulation(method, task or task_of(method), FEDERATION, both, schedule, seed=seed)
+    return Simulation(method, task, FEDERATION, both, schedule, seed=seed, workers=workers, evaluations=EVALUATIONS)
 
 
 def whole(run: Simulation) -> tuple[object, ...]:
@@ -78,14 +80,15 @@ def test_every_method_keeps_the_laws_over_float16(name: str) -> None:
 def test_every_method_keeps_the_laws_over_few_bits(name: str) -> None:
     # Error feedback gives clients a state of the codec's, but needs messages of one shape.
     # Methods that send weights of varying shape take no sparsifier on the way down.
-    few = "eden:bits=4" if build(name).per_client or is_ragged(build(name)) else "topk:fraction=0.3 | eden:bits=4"
-    check_method(build(name), lossy=few if is_ragged(build(name)) else f"ef({few})")
+    per_client, ragged = build(name).bind(small_task()).per_client, is_ragged(build(name))
+    few = "eden:bits=4" if per_client or ragged else "topk:fraction=0.3 | eden:bits=4"
+    check_method(build(name), lossy=few if ragged else f"ef({few})")
 
 
 def is_ragged(method: Method) -> bool:
     bound, client, key = method.bind(small_task()), ClientInfo(0, 1, 0), Key.from_seed(0)
-    steps = lockstep(bound)
-    received = steps.first_held(bound.init(key)) if steps else bound.broadcast(bound.init(key), client, key)
+    steps = bound.replica
+    received = steps.first(bound.init(key)) if steps else bound.broadcast(bound.init(key), client, key)
     spec = bound.message_spec(received)
     return any(leaf.length is not None for leaf in spec.values())
 
@@ -136,12 +139,12 @@ def test_the_seed_does_matter(name: str) -> None:
 
 def by_hand(method: Method, task: Task, rounds: int, cohort: int) -> Tree:
     """The algorithm without engine, codecs and bytes."""
-    bound = prepared(method.bind(task), clients=FEDERATION.num_clients, cohort=cohort)
+    bound = method.bind(task, Population(FEDERATION.num_clients, cohort))
     agreement = Agreement(bound, Link(parse("float32"), parse("float32")), Key.from_seed(0))
     server = bound.init(agreement.key.fold_in("init"))
     personal: dict[int, Tree] = {}
-    steps = lockstep(bound)
-    held = steps.first_held(server) if steps else {}
+    steps = bound.replica
+    held = steps.first(server) if steps else {}
     cohort = FEDERATION.num_clients if steps else cohort
     for number in range(1, rounds + 1):
         key, replies = agreement.round_key(number), []
@@ -212,7 +215,7 @@ PARENTS: list[tuple[str, Method, Method, int]] = [
 
 def weights(run: Simulation) -> tuple[dict[str, str], list[float]]:
     """The server's weights by the model's own names, and the losses of all rounds."""
-    losses = [record["train_loss"] for record in run]
+    losses = [record.clients["train_loss"] for record in run]
     named = {name.removeprefix("w/").removeprefix("0/"): leaf for name, leaf in run.state.server.items()}
     return {name: tree_sha256({name: named[name]}) for name in run.method.task.spec}, losses
 
@@ -246,6 +249,7 @@ def test_weighting_by_examples_is_uniform_where_clients_are_equal() -> None:
         """Every client has the same number of examples."""
 
         num_clients, test, validation = 4, FEDERATION.test, FEDERATION.validation
+        newcomer = None
 
         def client(self, client: int) -> Any:
             data = FEDERATION.client(client + 2)
@@ -255,6 +259,6 @@ def test_weighting_by_examples_is_uniform_where_clients_are_equal() -> None:
     ends = []
     for method in (fedavg(solver=SOLVER), fedavg(weighting="examples", solver=SOLVER)):
         link = Link(parse("float32"), parse("float32"))
-        run = Simulation(method, small_task(), Equal(), link, Schedule(rounds=3, cohort=4, workers=0), seed=0)
+        run = Simulation(method, small_task(), Equal(), link, Schedule(rounds=3, cohort=4), seed=0, workers=0)
         ends.append(weights(run))
     assert ends[0] == ends[1]  # 8 is a power of two: nothing is rounded on its account

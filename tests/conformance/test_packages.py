@@ -17,11 +17,12 @@ SOURCE = Path(laconic.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 MODULES = {path: ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in FILES}
 
-# core ← {codecs, methods, models, data, privacy} ← engine ← report ← experiment ← config
-# ← {comparison ← reproduce, flower} ← cli.
-_PARTS = {"codecs", "methods", "models", "data", "privacy"}
-_ENGINE = {"core", "engine", *_PARTS}
-_EXPERIMENT = {*_ENGINE, "report", "experiment"}
+# core ← {codecs, methods, models, data, privacy} ← model_file ← engine ← evaluations ← report ← experiment ← config
+# ← {cluster ← comparison ← reproduce, flower} ← cli.
+_PARTS = {"core", "codecs", "methods", "models", "data", "privacy"}
+_ENGINE = {*_PARTS, "model_file", "engine"}
+_REPORT = {*_ENGINE, "evaluations", "report"}
+_EXPERIMENT = {*_REPORT, "experiment"}
 MAY_USE: dict[str, set[str]] = {
     "core": set(),
     "codecs": {"core"},
@@ -29,19 +30,32 @@ MAY_USE: dict[str, set[str]] = {
     "data": {"core"},
     "privacy": {"core"},
     "methods": {"core", "models", "privacy"},
-    "engine": {"core", *_PARTS},
-    "report": _ENGINE,
-    "experiment": {*_ENGINE, "report"},
+    "model_file": _PARTS,
+    "engine": {*_PARTS, "model_file"},
+    "evaluations": _ENGINE,
+    "report": {*_ENGINE, "evaluations"},
+    "experiment": _REPORT,
     "config": _EXPERIMENT,
-    "export": _EXPERIMENT,
+    "exports": _EXPERIMENT,
     "progress": {"core", "engine"},
     "tensorboard": {"core", "engine"},
-    "comparison": {*_EXPERIMENT, "config", "progress", "tensorboard"},
+    "cluster": {*_EXPERIMENT, "config"},
+    "comparison": {*_EXPERIMENT, "config", "cluster", "progress", "tensorboard"},
     "flower": {*_EXPERIMENT, "config", "progress"},
-    "reproduce": {*_EXPERIMENT, "config", "comparison", "progress"},
-    "cli": {*_EXPERIMENT, "config", "export", "flower", "progress", "tensorboard", "comparison", "reproduce"},
+    "reproduce": {*_EXPERIMENT, "config", "cluster", "comparison", "progress"},
+    "cli": {
+        *_EXPERIMENT,
+        "config",
+        "exports",
+        "flower",
+        "progress",
+        "tensorboard",
+        "cluster",
+        "comparison",
+        "reproduce",
+    },
     "testing": {*_EXPERIMENT, "config"},
-    "__init__": {*_EXPERIMENT, "config", "comparison", "export", "testing"},
+    "__init__": {*_EXPERIMENT, "config", "comparison", "exports", "testing"},
 }
 
 
@@ -111,6 +125,10 @@ def test_no_import_goes_against_the_arrows() -> None:
         ("methods/x.py", "def f():\n    from ..codecs import parse"),
         ("models/x.py", "from laconic.methods import fedavg"),
         ("engine/x.py", "import laconic"),
+        ("engine/x.py", "from laconic.evaluations import Global"),
+        ("evaluations/x.py", "from laconic.report import describe"),
+        ("model_file.py", "from laconic.engine import Run"),
+        ("models/x.py", "from laconic import model_file"),
         ("engine/x.py", "from laconic import fit"),
         ("engine/x.py", "from ..config import read_table"),
         ("experiment.py", "from . import config"),
@@ -131,6 +149,8 @@ def test_the_walk_sees_a_wrong_arrow(file: str, line: str) -> None:
         ("codecs/x.py", "from .wire import seal"),
         ("methods/x.py", "from laconic.models import models"),
         ("experiment.py", "from laconic import codecs"),
+        ("engine/x.py", "from laconic.model_file import write_model"),
+        ("evaluations/x.py", "from laconic.engine.workers import Pool"),
         ("cli.py", "from laconic.config import read_table"),
         ("core/x.py", "import laconicism, torch.nn"),
     ],
@@ -157,10 +177,16 @@ PACKAGES = [
 ]
 
 
-def bound_names(tree: ast.Module) -> set[str]:
-    """What a module binds at its top level, but dunders."""
+def promised(tree: ast.Module) -> list[ast.stmt]:
+    """What a module imports for type checkers only, and gives when it is asked for."""
+    blocks = [node for node in tree.body if isinstance(node, ast.If) and dotted(node.test) == "TYPE_CHECKING"]
+    return [node for block in blocks for node in block.body]
+
+
+def bound_names(body: list[ast.stmt]) -> set[str]:
+    """What statements bind, but dunders."""
     names: set[str] = set()
-    for node in tree.body:
+    for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom) and getattr(node, "module", "") != "__future__":
             names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -176,13 +202,26 @@ def test_all_is_all_that_a_package_has(name: str) -> None:
     assert module.__file__ is not None
     public = module.__all__
     assert len(set(public)) == len(public)
-    assert set(public) == bound_names(MODULES[Path(module.__file__)])
+    tree = MODULES[Path(module.__file__)]
+    assert set(public) == bound_names(promised(tree) or tree.body)
     assert all(hasattr(module, each) for each in public)
 
 
 def test_the_facade_has_nothing_of_its_own() -> None:
     tree = MODULES[SOURCE / "__init__.py"]
-    assert not [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    own = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    assert own == ["__getattr__", "__dir__"]
+    tools = bound_names([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)])
+    assert tools == {"import_module", "TYPE_CHECKING", "Any"}
+
+
+def test_the_facade_gives_what_type_checkers_are_told() -> None:
+    for node in promised(MODULES[SOURCE / "__init__.py"]):
+        assert isinstance(node, ast.ImportFrom)
+        home = importlib.import_module(str(node.module))
+        for alias in node.names:
+            there = importlib.import_module(f"laconic.{alias.name}") if home is laconic else getattr(home, alias.name)
+            assert laconic.__getattr__(alias.name) is there, alias.name
 
 
 @pytest.mark.parametrize("name", [*PACKAGES, "laconic.testing"])

@@ -171,7 +171,7 @@ def test_resolved_settings_are_all_of_them() -> None:
         "name": "x",
         "rate": 3,
         "deep": False,
-        "hidden": (3, 4),
+        "hidden": [3, 4],
         "server": None,
         "other": {"name": "sgd", "lr": 1.0, "options": {}},
         "lr": 2.0,

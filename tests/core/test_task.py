@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from laconic.core import ConfigError, Key, Leaf, Task, accuracy, read_state, tree_sha256, write_state
+from laconic.core import UNBOUND, ConfigError, Key, Leaf, Task, accuracy, read_state, tree_sha256, write_state
 
 KEY = Key.from_seed(3)
 
@@ -227,3 +228,85 @@ def test_defaults_are_those_of_classification() -> None:
     assert task.loss is F.cross_entropy
     assert dict(task.metrics) == {"accuracy": accuracy}
     assert (task.device, task.outputs) == ("cpu", "logits")
+
+
+# --- what stays on a device ------------------------------------------------------------------------------------------
+
+
+class Beside:
+    """Something that a device learns for itself."""
+
+    parameters: list[Tensor] = []  # noqa: RUF012
+
+    def before_step(self, x: Tensor, protected: Tensor | None) -> None: ...
+
+    def loss(self, forward: Any, x: Tensor, y: Tensor, protected: Tensor | None) -> Tensor:
+        return F.cross_entropy(forward(x), y)
+
+
+def test_private_leaves_are_no_part_of_the_state() -> None:
+    task = Task(Net)
+    kept = task.keeping(["body.weight", "norm.running_mean"])
+    assert list(kept.spec) == [name for name in STATE if name not in ("body.weight", "norm.running_mean")]
+    assert kept.trainable == ("body.bias", "norm.weight", "norm.bias")
+    assert "body.weight" not in kept.moving
+    assert kept.init(KEY).keys() == kept.spec.keys()
+    assert all(torch.equal(leaf, task.init(KEY)[name]) for name, leaf in kept.init(KEY).items())
+    assert list(task.spec) == STATE  # the task itself has none
+    assert task.private == {}
+    assert kept.module is task.module
+
+
+def test_a_device_computes_with_its_own_leaves_and_the_next_one_with_its_own() -> None:
+    kept = Task(lambda: nn.Linear(2, 3)).keeping(["bias"])
+    shared = kept.init(KEY)
+    for number in (1.0, 2.0):
+        with kept.held({"bias": torch.full((3,), number)}):
+            assert kept.complete(shared)["bias"].tolist() == [number] * 3
+            assert kept.load(shared).bias.tolist() == [number] * 3  # type: ignore[union-attr]
+    assert kept.load(shared).bias.tolist() == [0.0] * 3  # type: ignore[union-attr]
+    assert "bias" not in shared
+
+
+def test_what_a_fit_leaves_in_private_is_read_while_the_device_has_its_turn() -> None:
+    kept = Task(lambda: nn.Linear(2, 3)).keeping(["bias"])
+    given = {"bias": torch.zeros(3)}
+    with kept.held(given):
+        kept.private["bias"] = torch.ones(3)
+        assert kept.complete({})["bias"].tolist() == [1.0] * 3
+    assert given["bias"].tolist() == [0.0] * 3  # what a device gave stays as it was
+    assert kept.private["bias"].tolist() == [0.0] * 3
+
+
+def test_tasks_made_of_a_task_compute_as_the_same_device() -> None:
+    kept = Task(lambda: nn.Linear(2, 3)).keeping(["bias"])
+    made = replace(kept, build=lambda: nn.Linear(2, 3).double().float())
+    with kept.held({"bias": torch.full((3,), 7.0)}, Beside()):
+        assert made.private["bias"].tolist() == [7.0] * 3
+        assert made.side is kept.side is not None
+    assert made.side is None
+    other = Task(lambda: nn.Linear(2, 3)).keeping(["bias"])
+    with kept.held({"bias": torch.ones(3)}):
+        assert other.private["bias"].tolist() == [0.0] * 3
+
+
+def test_turns_within_turns_keep_what_they_do_not_name() -> None:
+    kept, side = Task(lambda: nn.Linear(2, 3)).keeping(["bias"]), Beside()
+    with kept.held({"bias": torch.ones(3)}, side):
+        with kept.held(frozen=True):
+            assert (kept.private["bias"].tolist(), kept.side, kept.own.frozen) == ([1.0] * 3, side, True)
+        assert (kept.side, kept.own.frozen) == (side, False)
+
+
+def test_a_turn_that_fails_leaves_nothing_behind() -> None:
+    kept = Task(lambda: nn.Linear(2, 3)).keeping(["bias"])
+    with pytest.raises(ZeroDivisionError), kept.held({"bias": torch.ones(3)}, Beside(), frozen=True):
+        raise ZeroDivisionError
+    assert (kept.private["bias"].tolist(), kept.side, kept.own.frozen) == ([0.0] * 3, None, False)
+
+
+def test_without_a_task_there_is_nothing_to_compute() -> None:
+    with pytest.raises(RuntimeError, match=r"^this method has no task yet: bind\(task, population\) gives it one\.$"):
+        UNBOUND.init(KEY)
+    with pytest.raises(RuntimeError, match="has no task yet"):
+        _ = UNBOUND.spec

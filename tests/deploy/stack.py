@@ -17,6 +17,7 @@ from typing import Any
 
 import tomli_w
 
+from laconic.engine import Record
 from laconic.flower.certs import make_certs
 from laconic.flower.folder import make_folder
 
@@ -143,9 +144,9 @@ class Stack:
         wait_for(f"the end of {name}", path.exists, seconds)
         return dict(json.loads(path.read_text()))
 
-    def records(self, name: str) -> list[dict[str, Any]]:
+    def records(self, name: str) -> list[Record]:
         path = self.out / name / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [Record.read(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

@@ -199,7 +199,7 @@ def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
 
 def test_a_payload_of_sixty_megabytes_passes(stack: Stack) -> None:
     table = deployed("fedavg", "large", rounds=1, deadline=500.0)
-    table["run"] |= {"cohort": 1, "local_eval": False}
+    table["run"] |= {"cohort": 1, "evaluations": ["global"]}
     table["model"] = {"name": "mlp", "hidden": [210_000]}
     table["method"] |= {"local_steps": 1}
     stack.submit(table)

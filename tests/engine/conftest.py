@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,51 +13,86 @@ import torch
 from torch import nn
 
 from laconic.codecs import parse
-from laconic.core import ClientData, ClientInfo, Key, Predictor, Task, Tree, Update
+from laconic.core import (
+    ALONE,
+    Bound,
+    ClientData,
+    ClientInfo,
+    Key,
+    Method,
+    Population,
+    Predictor,
+    Reply,
+    Task,
+    Tree,
+    Update,
+)
 from laconic.data import Federation
-from laconic.engine import Link, Schedule, Simulation
-from laconic.methods import Solver
-from laconic.methods.em import EM, predictor
-from laconic.methods.gaussian import Gaussian
+from laconic.engine import Evaluation, Link, Schedule, Simulation
+from laconic.evaluations import EVALUATIONS
+from laconic.methods import Solver, fedavg
+from laconic.methods.em import predictor
 
 FEATURES, CLASSES, CLIENTS = 5, 3, 12
-PRIOR, SOLVER = Gaussian(), Solver(lr=0.1, local_epochs=1, batch_size=4)
+SOLVER = Solver(lr=0.1, local_epochs=1, batch_size=4)
 
 
-@dataclass(frozen=True)
-class Hooked(EM):
-    """FedAvg whose clients do something `before` they train, and change what they give `after`."""
+def hooked(
+    method: Method | None = None,
+    *,
+    name: str = "hooked",
+    before: Callable[[ClientInfo], object] | None = None,
+    after: Callable[[ClientInfo, Update], Update] | None = None,
+    replies: Callable[[Iterable[Reply]], Iterable[Reply]] | None = None,
+) -> Method:
+    """A method (FedAvg) whose clients do something `before` they train, and change what they give `after`."""
+    inner = method or fedavg(solver=SOLVER)
 
-    name: str = "hooked"
-    prior: Gaussian = PRIOR
-    solver: Solver = SOLVER
-    before: Callable[[ClientInfo], object] | None = None
-    after: Callable[[ClientInfo, Update], Update] | None = None
+    def bind(task: Task, population: Population = ALONE) -> Bound:
+        bound = inner.bind(task, population)
 
-    def client_update(self, received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
-        if self.before is not None:
-            self.before(client)
-        update = EM.client_update(self, received, personal, data, client, key)
-        return update if self.after is None else self.after(client, update)
+        def client_update(received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
+            if before is not None:
+                before(client)
+            update = bound.client_update(received, personal, data, client, key)
+            return update if after is None else after(client, update)
+
+        def server_update(server: Tree, came: Iterable[Reply], key: Key) -> Tree:
+            return bound.server_update(server, came if replies is None else replies(came), key)
+
+        return replace(bound, client_update=client_update, server_update=server_update)
+
+    return replace(inner, name=name, bind=bind)
 
 
-@dataclass(frozen=True)
-class Remembering(Hooked):
-    """Clients count their turns and remember where they ended; they predict with that."""
+def remembering(**hooks: Any) -> Method:
+    """Clients count their local updates and remember where they ended; they predict with that."""
+    inner = hooked(name="remembering", **hooks)
 
-    name: str = "remembering"
-    stateful = True
+    def bind(task: Task, population: Population = ALONE) -> Bound:
+        bound = inner.bind(task, population)
 
-    def init_client(self, key: Key) -> Tree:
-        return {"turns": torch.zeros(1, dtype=torch.int64)}
+        def init_client(key: Key) -> Tree:
+            return {"updates": torch.zeros(1, dtype=torch.int64)}
 
-    def client_update(self, received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
-        update = Hooked.client_update(self, received, personal, data, client, key)
-        own = {name: received[name] + update.message[name] for name in received}
-        return replace(update, personal={"turns": personal["turns"] + 1, **{f"own/{n}": v for n, v in own.items()}})
+        def client_update(received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
+            update = bound.client_update(received, personal, data, client, key)
+            own = {f"own/{name}": received[name] + update.message[name] for name in received}
+            return replace(update, personal={"updates": personal["updates"] + 1, **own})
 
-    def local_model(self, received: Tree, personal: Tree) -> Predictor:
-        return predictor(self.task, {n.removeprefix("own/"): v for n, v in personal.items() if n.startswith("own/")})
+        def local_model(received: Tree, personal: Tree) -> Predictor:
+            return predictor(task, {n.removeprefix("own/"): v for n, v in personal.items() if n.startswith("own/")})
+
+        return replace(
+            bound,
+            personal=True,
+            own_model=True,
+            init_client=init_client,
+            client_update=client_update,
+            local_model=local_model,
+        )
+
+    return replace(inner, bind=bind)
 
 
 def federation(seed: int = 0) -> Federation:
@@ -71,30 +106,35 @@ def federation(seed: int = 0) -> Federation:
 
 
 def simulation(
-    method: EM | None = None,
+    method: Method | None = None,
     *,
     data: Federation | None = None,
     task: Task | None = None,
     up: str = "float32",
     down: str = "float32",
     seed: int = 0,
+    evaluations: Sequence[Evaluation] = EVALUATIONS,
+    workers: int = 0,
+    store: Any = "memory",
     **schedule: Any,
 ) -> Simulation:
-    settings = {"rounds": 3, "cohort": 6, "workers": 0, "eval_every": 1, **schedule}
     return Simulation(
-        method or Hooked(),
+        method or hooked(),
         task or Task(partial(nn.Linear, FEATURES, CLASSES)),
         data or federation(),
         Link(parse(up), parse(down)),
-        Schedule(**settings),
+        Schedule(**{"rounds": 3, "cohort": 6, "eval_every": 1, **schedule}),
         seed=seed,
+        evaluations=evaluations,
+        workers=workers,
+        store=store,
     )
 
 
 @dataclass(frozen=True)
 class Toys:
-    Hooked: type[Hooked] = Hooked
-    Remembering: type[Remembering] = Remembering
+    hooked: Callable[..., Method] = hooked
+    remembering: Callable[..., Method] = remembering
     federation: Callable[..., Federation] = federation
     simulation: Callable[..., Simulation] = simulation
     clients: int = CLIENTS

@@ -41,7 +41,10 @@ def test_a_run_is_drawn(run: lc.Run) -> None:
     assert list(line.get_ydata()) == [r["global_accuracy"] for r in run.history if "global_accuracy" in r]
     assert line.get_xdata()[-1] == run.summary["bytes_up"] + run.summary["bytes_down"]
     assert axes.get_ylabel() == "global accuracy"
-    assert run.plot(figure="train_loss", axes=axes) is axes
+    assert run.plot(metric="clients/train_loss", axes=axes) is axes
+    assert len(axes.lines[-1].get_ydata()) == 4, "clients say it in every round"
+    with pytest.raises(ConfigError, match="no record has 'train_loss'; was it evaluated"):
+        run.plot(metric="train_loss")
     plt.close("all")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,20 @@ from laconic.codecs import parse
 from laconic.codecs.measure import SHOWN
 from laconic.codecs.wire import HEADER_BYTES
 from laconic.core import (
+    ALONE,
+    Bound,
     ClientData,
     ClientInfo,
     ConfigError,
     Key,
+    Method,
     PayloadError,
-    Predictor,
+    Population,
     Reply,
-    Spec,
     Task,
     Tree,
     Update,
+    sample_cohort,
     spec_of,
 )
 from laconic.engine import (
@@ -36,15 +38,13 @@ from laconic.engine import (
     Schedule,
     Simulation,
     receive,
-    sample_cohort,
     send,
-    simulate,
     to_everyone,
     unpack,
 )
-from laconic.experiment import make_task, prepare
+from laconic.experiment import RunSettings, experiment, make_task, simulate
 
-simulate_module = sys.modules["laconic.engine.simulate"]  # the package has a function of that name
+simulate_module = sys.modules["laconic.engine.simulate"]
 FEEDBACK = ("ef(signsgd)", "ef(topk:fraction=0.05)", "ef(eden:bits=1)")
 LOSSY = tuple(text for text in SHOWN if text not in ("float32", "float16", "bfloat16"))
 
@@ -62,22 +62,13 @@ def run(up: str, down: str, *, workers: int = 0, rounds: int = 3, cohort: int = 
         up=up,
         down=down,
         workers=workers,
-        local_eval=False,
+        evaluations=["global"],
         **settings,
     )
 
 
 def ready(down: str) -> Simulation:
-    data = federation()
-    return prepare(
-        method=lc.fedavg(),
-        task=make_task(data, "mlp"),
-        federation=data,
-        schedule=Schedule(cohort=2),
-        seed=3,
-        up="float32",
-        down=down,
-    )
+    return experiment(data=federation(), up="float32", down=down, run=RunSettings(cohort=2, seed=3)).simulation
 
 
 @pytest.mark.parametrize("codec", [*SHOWN, *FEEDBACK])
@@ -165,64 +156,41 @@ def test_residuals_and_replicas_survive_a_resume(codec: str, tmp_path: Path) -> 
         assert resumed.summary[figure] == whole.summary[figure]
 
 
-@dataclass(frozen=True)
-class Drift:
+def truth(client: int, round: int) -> Tree:
+    return {"sum": torch.randn(200, generator=Key.from_seed(7).fold_in(client, round).torch())}
+
+
+def drift() -> Method:
     """A method whose true updates are known beforehand: the server's state is the sum of what was applied."""
 
-    bound: Task | None = None
-    name = "drift"
-    stateful = False
-    per_client = False
+    def bind(task: Task, population: Population = ALONE) -> Bound:
+        def init(key: Key) -> Tree:
+            return {"sum": torch.zeros(200)}
 
-    @property
-    def task(self) -> Task:
-        assert self.bound is not None
-        return self.bound
+        def update(received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
+            message = truth(client.id, client.round)
+            if (client.id, client.round) == NOT_FINITE:
+                message["sum"] = message["sum"] * torch.nan
+            return Update(message)
 
-    def bind(self, task: Task) -> Drift:
-        return replace(self, bound=task)
+        def add(server: Tree, replies: Iterable[Reply], key: Key) -> Tree:
+            total = server["sum"].clone()
+            for reply in replies:
+                total += reply.message["sum"]
+            return {"sum": total}
 
-    def init(self, key: Key) -> Tree:
-        return {"sum": torch.zeros(200)}
+        return Bound(
+            task=task,
+            init=init,
+            broadcast=lambda server, client, key: dict(server),
+            broadcast_spec=lambda client, key: spec_of(init(key)),
+            client_update=update,
+            message_spec=spec_of,
+            server_update=add,
+            global_model=lambda server: task.fresh(),
+        )
 
-    def init_client(self, key: Key) -> Tree:
-        return {}
-
-    def broadcast(self, server: Tree, client: ClientInfo, key: Key) -> Tree:
-        return dict(server)
-
-    def broadcast_spec(self, client: ClientInfo, key: Key) -> Spec:
-        return spec_of(self.init(key))
-
-    def truth(self, client: int, round: int) -> Tree:
-        return {"sum": torch.randn(200, generator=Key.from_seed(7).fold_in(client, round).torch())}
-
-    def client_update(self, received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
-        message = self.truth(client.id, client.round)
-        if (client.id, client.round) == NOT_FINITE:
-            message["sum"] = message["sum"] * torch.nan
-        return Update(message)
-
-    def message_spec(self, received: Tree) -> Spec:
-        return spec_of(received)
-
-    def server_update(self, server: Tree, replies: Iterable[Reply], key: Key) -> Tree:
-        total = server["sum"].clone()
-        for reply in replies:
-            total += reply.message["sum"]
-        return {"sum": total}
-
-    def global_model(self, server: Tree) -> Predictor:
-        return self.task.fresh()
-
-    def local_model(self, received: Tree, personal: Tree) -> Predictor:
-        return self.task.fresh()
-
-    def metrics(self, server: Tree) -> dict[str, float]:
-        return {}
-
-    def paper_bytes(self, received: Tree, message: Tree) -> int:
-        return 0
+    return Method("drift", {}, bind)
 
 
 NOT_FINITE, ALTERED = (1, 3), (2, 4)
@@ -240,20 +208,20 @@ def test_applied_and_residual_add_up_to_the_true_updates(codec: str, monkeypatch
 
     monkeypatch.setattr(simulate_module, "open_reply", open_reply)
     data = federation()
-    schedule = Schedule(rounds=8, cohort=5, eval_every=8, workers=0)
+    schedule = Schedule(rounds=8, cohort=5, eval_every=8)
     link = Link(parse(codec), parse("float32"))
-    simulation = Simulation(Drift(), make_task(data, "mlp"), data, link, schedule, seed=0)
-    truth, refused = torch.zeros(200), set()
+    simulation = Simulation(drift(), make_task(data, "mlp"), data, link, schedule, seed=0, workers=0)
+    wanted, refused = torch.zeros(200), set()
     for record in simulation:
         number = record["round"]
         out = {rejection["client"] for rejection in record.get("rejections", ())}
         refused |= {(client, number) for client in out}
         for client in sample_cohort(simulation.agreement.round_key(number), clients=6, cohort=5):
             if client not in out:
-                truth += Drift().truth(client, number)["sum"]
+                wanted += truth(client, number)["sum"]
     residual = torch.stack([unpack(packed)["sum"] for packed in simulation.state.codec.values()]).sum(dim=0)
     assert refused == {NOT_FINITE, ALTERED}
-    torch.testing.assert_close(simulation.state.server["sum"] + residual, truth, rtol=0, atol=1e-4)
+    torch.testing.assert_close(simulation.state.server["sum"] + residual, wanted, rtol=0, atol=1e-4)
 
 
 def test_plain_loop_takes_codecs() -> None:
@@ -304,7 +272,15 @@ class Normed(torch.nn.Module):
 def test_what_is_not_trained_passes_codecs_as_it_is(method: str, codec: str) -> None:
     data = federation()
     result = lc.fit(
-        method=method, data=data, model=Normed, rounds=8, cohort=4, up=codec, down=codec, workers=0, local_eval=False
+        method=method,
+        data=data,
+        model=Normed,
+        rounds=8,
+        cohort=4,
+        up=codec,
+        down=codec,
+        workers=0,
+        evaluations=["global"],
     )
     state = result.model.state_dict()
     variances = [leaf for name, leaf in state.items() if name.endswith("running_var")]

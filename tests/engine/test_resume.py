@@ -173,7 +173,7 @@ def test_killed_at_every_step_of_writing(toys: Any, tmp_path: Path, fork: Any, e
         def run() -> None:
             steps = die_at_step(step)
             simulation = toys.simulation(
-                toys.Remembering(),
+                toys.remembering(),
                 rounds=4,
                 eval_every=2,
                 up="ef(topk:fraction=0.3)",

@@ -1,9 +1,14 @@
-"""What the server accepts, and how predictors are judged."""
+"""What the server accepts, and how predictors are evaluated."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,15 +16,30 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from laconic.codecs import Direction, seal, unseal
+import laconic as lc
+from laconic.codecs import Direction, parse, seal, unseal
 from laconic.core import ClientInfo, Key, Part, PayloadError, Task, accuracy
-from laconic.engine import Agreement, Score, client_round, evaluate, open_reply, receive, send, to_everyone
+from laconic.engine import Agreement, Link, Score, client_round, evaluate, open_reply, receive, send, to_everyone
+from laconic.testing import small_task
 
 CLIENT = ClientInfo(3, 1, 0)
 
 
+def _loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"fingerprint_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+reader: Any = _loaded(Path(__file__).parents[1] / "golden" / "reader.py")
+
+
 @pytest.fixture(scope="module")
-def turn(toys: Any) -> tuple[Agreement, dict[str, torch.Tensor], bytes]:
+def update(toys: Any) -> tuple[Agreement, dict[str, torch.Tensor], bytes]:
     """An agreement, a broadcast and an honest reply of client 3 in round 1."""
     simulation = toys.simulation()
     agreement = simulation.agreement
@@ -50,8 +70,8 @@ def refused(agreement: Agreement, frame: bytes, received: Any, client: ClientInf
     return caught.value.reason
 
 
-def test_an_honest_reply_is_opened(turn: Any, toys: Any) -> None:
-    agreement, received, frame = turn
+def test_an_honest_reply_is_opened(update: Any, toys: Any) -> None:
+    agreement, received, frame = update
     reply = open_reply(agreement, frame, received, CLIENT)
     assert reply.client == replace(CLIENT, examples=len(toys.federation().client(3).train))
     assert {n: v.shape for n, v in reply.message.items()} == {n: v.shape for n, v in received.items()}
@@ -70,41 +90,41 @@ def test_an_honest_reply_is_opened(turn: Any, toys: Any) -> None:
         ("direction", {"direction": 0}),
     ],
 )
-def test_a_reply_that_lies_about_itself_is_refused(turn: Any, reason: str, changes: dict[str, Any]) -> None:
-    agreement, received, frame = turn
+def test_a_reply_that_lies_about_itself_is_refused(update: Any, reason: str, changes: dict[str, Any]) -> None:
+    agreement, received, frame = update
     assert refused(agreement, resealed(agreement, frame, **changes), received) == reason
 
 
-def test_the_largest_weight_is_accepted(turn: Any) -> None:
-    agreement, received, frame = turn
+def test_the_largest_weight_is_accepted(update: Any) -> None:
+    agreement, received, frame = update
     heavy = resealed(agreement, frame, weight=agreement.max_examples)
     assert open_reply(agreement, heavy, received, CLIENT).client.examples == agreement.max_examples
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, 7, 17])
-def test_values_that_are_not_finite_are_refused(turn: Any, value: float, place: int) -> None:
-    agreement, received, frame = turn
+def test_values_that_are_not_finite_are_refused(update: Any, value: float, place: int) -> None:
+    agreement, received, frame = update
     values = torch.frombuffer(bytearray(frame[40:]), dtype=torch.float32).clone()
     values[place] = value
     assert refused(agreement, resealed(agreement, frame, values.numpy().tobytes()), received) == "non_finite"
 
 
 @pytest.mark.parametrize("cut", range(0, 112, 3))
-def test_a_cut_frame_is_refused(turn: Any, cut: int) -> None:
-    agreement, received, frame = turn
+def test_a_cut_frame_is_refused(update: Any, cut: int) -> None:
+    agreement, received, frame = update
     assert len(frame) == 40 + 4 * 18
     assert refused(agreement, frame[:cut], received) == "truncated"
 
 
-def test_a_message_for_another_model_is_refused(turn: Any) -> None:
-    agreement, received, frame = turn
+def test_a_message_for_another_model_is_refused(update: Any) -> None:
+    agreement, received, frame = update
     assert refused(agreement, resealed(agreement, frame, frame[40:-4]), received) == "truncated"
     assert refused(agreement, resealed(agreement, frame, frame[40:] + bytes(4)), received) == "trailing"
 
 
-def test_a_late_or_replayed_reply_is_refused(turn: Any) -> None:
-    agreement, received, frame = turn
+def test_a_late_or_replayed_reply_is_refused(update: Any) -> None:
+    agreement, received, frame = update
     assert refused(agreement, frame, received, ClientInfo(3, 2, 0)) == "round"
     assert refused(agreement, frame, received, ClientInfo(4, 1, 0)) == "client"
 
@@ -113,7 +133,7 @@ def test_a_late_or_replayed_reply_is_refused(turn: Any) -> None:
 def test_the_fingerprint_tells_runs_apart(toys: Any, change: str) -> None:
     settings: dict[str, dict[str, Any]] = {
         "model": {"task": Task(lambda: nn.Linear(5, 3, bias=False))},
-        "method": {"method": toys.Hooked(name="other")},
+        "method": {"method": toys.hooked(name="other")},
         "up": {"up": "float16"},
         "down": {"down": "bfloat16"},
         "seed": {"seed": 1},
@@ -121,6 +141,50 @@ def test_the_fingerprint_tells_runs_apart(toys: Any, change: str) -> None:
     one, other = toys.simulation().agreement, toys.simulation(**settings[change]).agreement
     assert one.fingerprint == toys.simulation().agreement.fingerprint
     assert one.fingerprint != other.fingerprint
+
+
+METHODS: dict[str, tuple[Any, str, str]] = {
+    "fedavg": (lc.fedavg(), "float32", "float32"),
+    "fedopt": (lc.fedopt(server=lc.ServerOptimizer("adagrad", lr=0.1), lr=0.3), "ef(topk:fraction=0.1)", "eden:bits=4"),
+    "fedpm": (lc.fedpm(), "mask", "mask"),
+    "fedsparse": (lc.fedsparse(lambda0=1e-7), "eden:bits=2", "float16"),
+    "lg_fedavg": (lc.lg_fedavg(goal=0.9, private=("0.*",)), "float32", "float32"),
+    "a wrapper": (lc.KeepLocal(lc.fedprox(mu=1), ("0.*",)), "drive", "float32"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_fingerprint_is_the_one_of_the_specification(name: str, seed: int) -> None:
+    """As a reader that was written from docs/wire.md makes it, of nothing but plain words."""
+    method, up, down = METHODS[name]
+    task, link = small_task(), Link(parse(up), parse(down))
+    agreement = Agreement(method.bind(task), link, Key.from_seed(seed), method.name, method.settings)
+    spec = {n: reader.Leaf(tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")) for n, leaf in task.spec.items()}
+    agreed = {
+        "model": reader.describe(spec),
+        "method": method.name,
+        "settings": json.loads(json.dumps(method.settings)),
+        "up": link.up.text,
+        "down": link.down.text,
+        "key": Key.from_seed(seed).digest,
+    }
+    assert agreement.fingerprint == reader.fingerprint(**agreed)
+    assert agreement.fingerprint != reader.fingerprint(**{**agreed, "settings": {}})
+
+
+def test_the_fingerprint_does_not_depend_on_the_order_of_settings_or_how_they_were_given() -> None:
+    task, link = small_task(), Link(parse("float32"), parse("float32"))
+
+    def of(method: Any, settings: Any = None) -> bytes:
+        key = Key.from_seed(0)
+        return Agreement(method.bind(task), link, key, method.name, settings or method.settings).fingerprint
+
+    assert of(lc.fedprox(mu=0.5, lr=0.1)) == of(lc.fedprox(solver=lc.Solver(lr=0.1), mu=0.5))
+    turned = dict(reversed(lc.fedprox(mu=0.5, lr=0.1).settings.items()))
+    assert of(lc.fedprox(mu=0.5, lr=0.1), turned) == of(lc.fedprox(mu=0.5, lr=0.1))
+    assert of(lc.fedprox(mu=1)) == of(lc.fedprox(mu=1.0)), "as a file says it"
+    assert of(lc.fedprox(mu=0.5)) != of(lc.fedprox(mu=0.25))
 
 
 def test_scores_add_up() -> None:
@@ -161,7 +225,7 @@ def test_no_examples_no_score(toys: Any) -> None:
     assert (score.examples, score.means()) == (0, {})
 
 
-def test_a_turn_leaves_its_inputs_alone(toys: Any) -> None:
+def test_a_local_update_leaves_its_inputs_alone(toys: Any) -> None:
     simulation = toys.simulation(up="ef(signsgd)")
     agreement, data = simulation.agreement, simulation.clients.client(2)
     _, received = send(agreement, simulation.state.server, to_everyone(1))

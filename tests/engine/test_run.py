@@ -11,7 +11,6 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from laconic.core import ClientInfo, ConfigError, RunError, Task, tree_sha256
-from laconic.engine import ClientStore, DiskStore, Run, RunDirectory, Simulation, Store, execute, in_use, versions
+from laconic.core import ClientInfo, ConfigError, PayloadError, RunError, Task, tree_sha256
+from laconic.engine import (
+    ClientStore,
+    DiskStore,
+    Record,
+    Run,
+    RunDirectory,
+    Simulation,
+    Store,
+    execute,
+    in_use,
+    versions,
+)
 from laconic.engine.files import TEMPORARY
 
 FACTS = {"model": "linear", "data": "points"}
@@ -94,7 +104,8 @@ def test_the_files_of_a_run(toys: Any, tmp_path: Path) -> None:
         *(".lock", "checkpoints", "config.toml", "metrics.jsonl", "model.safetensors", "split.json", "summary.json")
     ]
     lines = (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == made.history
+    assert [Record.read(json.loads(line)) for line in lines] == made.history
+    assert [json.loads(line) for line in lines] == [record.line() for record in made.history]
     assert json.loads((tmp_path / "r" / "summary.json").read_text()) == made.summary
     written = tomllib.loads((tmp_path / "r" / "config.toml").read_text())
     assert written == {"run": {k: v for k, v in CONFIG["run"].items() if v is not None}, "method": {"lr": 0.1}}
@@ -364,6 +375,64 @@ def test_a_damaged_checkpoint_costs_time_and_nothing_else(toys: Any, tmp_path: P
     assert watch.done == 4
 
 
+# --- rounds that were all abandoned ------------------------------------------------------------------------------
+
+
+def refusing(until: int) -> Callable[[ClientInfo], None]:
+    def before(client: ClientInfo) -> None:
+        if client.round <= until:
+            raise PayloadError("battery", "it is empty")
+
+    return before
+
+
+def test_a_run_whose_every_round_was_abandoned_has_learnt_nothing_and_says_so(toys: Any, tmp_path: Path) -> None:
+    def simulation(rounds: int = 3) -> Simulation:
+        return toys.simulation(toys.hooked(before=refusing(3)), rounds=rounds)
+
+    first = cohort_of(simulation(), 3)[0]
+    said = (
+        "every one of the 3 rounds was abandoned, so nothing was learnt; the last one because no reply was accepted "
+        f"(client {first}: battery, it is empty)."
+    )
+    for attempt in (lambda: execute(simulation(), CONFIG, facts=FACTS), lambda: run(simulation(), tmp_path)):
+        with pytest.raises(RunError) as caught:
+            attempt()
+        assert str(caught.value) == said
+    folder = tmp_path / "r"
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
+    assert {path.stem for path in (folder / "checkpoints").glob("*.json")} >= {"round-000000", "round-000003"}
+    assert not (folder / "summary.json").exists()
+    assert not (folder / "model.safetensors").exists()
+    with pytest.raises(RunError, match="every one of the 3 rounds was abandoned"):
+        run(simulation(), tmp_path, resume=True)
+    # Its clients recover: it goes on from there, and ends like a run that was never stopped.
+    watch = Interrupting(at=-1)
+    whole = figures(execute(simulation(5), CONFIG, facts=FACTS))
+    assert figures(run(simulation(5), tmp_path, resume=True, observer=watch)) == whole
+    assert watch.done == 3
+    assert whole[1]["abandoned"] == 3
+
+
+def test_one_round_that_counts_is_enough(toys: Any) -> None:
+    made = execute(toys.simulation(toys.hooked(before=refusing(2)), rounds=3), CONFIG, facts=FACTS)
+    assert [bool(record.abandoned) for record in made.history] == [True, True, False]
+    assert made.summary["rejected_for"] == {"battery": 12}
+
+
+def test_replies_that_are_too_few_are_named_as_the_reason(toys: Any) -> None:
+    def some(client: ClientInfo) -> None:
+        if client.id % 2:
+            raise PayloadError("battery", "it is empty")
+
+    with pytest.raises(RunError, match=r"the last one because \d replies accepted, 6 needed \(client \d+: battery"):
+        execute(toys.simulation(toys.hooked(before=some), min_replies=6), CONFIG, facts=FACTS)
+
+
+def cohort_of(simulation: Simulation, round: int) -> list[int]:
+    return simulation.population.cohort_of(simulation.agreement.round_key(round), round=round)
+
+
 # --- folders and disks that do not serve -------------------------------------------------------------------------
 
 
@@ -516,7 +585,7 @@ def test_what_a_killed_process_left_is_cleared_away(toys: Any, tmp_path: Path) -
 
 def interrupted_runs(toys: Any) -> Iterator[tuple[str, Callable[..., Simulation]]]:
     def make(before: Callable[[ClientInfo], object] | None = None, **more: Any) -> Simulation:
-        return toys.simulation(toys.Remembering(before=before), rounds=6, eval_every=3, **more)
+        return toys.simulation(toys.remembering(before=before), rounds=6, eval_every=3, **more)
 
     yield "plain", make
     yield "changes", lambda before=None: make(before, up="ef(topk:fraction=0.2)", down="eden:bits=4")
@@ -528,12 +597,12 @@ def test_ctrl_c_in_the_middle_of_a_round(toys: Any, tmp_path: Path, kind: str, r
     """The last whole round is kept, and nothing of the one that was cut: no state, no bytes."""
     make = dict(interrupted_runs(toys))[kind]
     whole = figures(execute(make(), CONFIG, facts=FACTS))
-    turns: list[int] = []
+    trained: list[int] = []
 
     def press(client: ClientInfo) -> None:
         if client.round == round:
-            turns.append(client.id)
-            if len(turns) == 3:
+            trained.append(client.id)
+            if len(trained) == 3:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -562,7 +631,7 @@ def test_ctrl_c_while_a_round_is_being_kept(
 
     def make() -> Simulation:
         simulation: Simulation = dict(interrupted_runs(toys))["plain"]()
-        simulation.schedule = replace(simulation.schedule, store="disk" if kind is DiskStore else "memory")
+        simulation.store = "disk" if kind is DiskStore else "memory"
         return simulation
 
     whole = figures(execute(make(), CONFIG, facts=FACTS))

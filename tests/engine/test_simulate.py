@@ -1,11 +1,11 @@
-"""The embedded engine: order, failures, what clients keep, what is counted and how it is judged."""
+"""The embedded engine: order, failures, what clients keep, what is counted and what evaluations find."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -19,22 +19,33 @@ from torch import nn
 
 import laconic.engine.workers as workers_module
 from laconic.codecs import Direction, seal, unseal
-from laconic.core import ClientInfo, ConfigError, Key, Task, Update, tree_sha256
+from laconic.core import (
+    ClientInfo,
+    ConfigError,
+    PayloadError,
+    Reply,
+    Shared,
+    Spec,
+    Task,
+    Tree,
+    Update,
+    tree_sha256,
+)
 from laconic.data import synthetic
 from laconic.engine import (
     Agreement,
+    LocalUpdate,
     Schedule,
     Simulation,
-    Turn,
     client_round,
     evaluate,
     open_reply,
-    sample_cohort,
     send,
     server_round,
     to_everyone,
     unpack,
 )
+from laconic.evaluations import Global, Local
 from laconic.methods import fedavg, fedopt
 from laconic.methods.em import predictor
 
@@ -48,8 +59,7 @@ def finished(simulation: Simulation) -> tuple[str, Records]:
 
 
 def cohort_of(simulation: Simulation, round: int) -> list[int]:
-    key = simulation.agreement.round_key(round)
-    return sample_cohort(key, clients=simulation.clients.num_clients, cohort=simulation.schedule.cohort)
+    return simulation.population.cohort_of(simulation.agreement.round_key(round), round=round)
 
 
 def only(clients: set[int], act: Callable[[], object]) -> Callable[[ClientInfo], None]:
@@ -73,7 +83,7 @@ def test_workers_do_not_matter(toys: Any, case: str) -> None:
     cases: dict[str, dict[str, Any]] = {
         "plain": {},
         "optimizer": {"method": fedopt()},
-        "personal": {"method": toys.Remembering()},
+        "personal": {"method": toys.remembering()},
         "residuals": {"up": "ef(topk:fraction=0.2)"},
         "changes": {"up": "eden:bits=2", "down": "eden:bits=4"},
     }
@@ -87,20 +97,16 @@ def test_workers_do_not_matter(toys: Any, case: str) -> None:
 def test_replies_are_folded_in_client_order_whatever_the_order_of_arrival(toys: Any) -> None:
     folded: list[int] = []
 
-    class Watching(toys.Hooked):  # type: ignore[name-defined,misc]
-        def server_update(self, server: Any, replies: Any, key: Key) -> Any:
-            def watched() -> Any:
-                for reply in replies:
-                    folded.append(reply.client.id)
-                    yield reply
-
-            return toys.Hooked.server_update(self, server, watched(), key)
+    def watched(replies: Iterable[Reply]) -> Iterator[Reply]:
+        for reply in replies:
+            folded.append(reply.client.id)
+            yield reply
 
     def late_first(client: ClientInfo) -> None:
         time.sleep(0.004 * (toys.clients - client.id))
 
     reference = finished(toys.simulation(rounds=2, cohort=8))
-    simulation = toys.simulation(Watching(before=late_first), rounds=2, cohort=8, workers=3)
+    simulation = toys.simulation(toys.hooked(before=late_first, replies=watched), rounds=2, cohort=8, workers=3)
     assert finished(simulation)[0] == reference[0]
     assert folded == cohort_of(simulation, 1) + cohort_of(simulation, 2)
     assert folded[:8] == sorted(folded[:8])
@@ -122,19 +128,78 @@ def test_global_generators_are_left_alone_and_do_not_matter(toys: Any) -> None:
 def test_a_client_that_raises_costs_its_reply(toys: Any) -> None:
     simulation = toys.simulation(rounds=1)
     bad = cohort_of(simulation, 1)[2]
-    for workers in (0, 2):
-        _, records = finished(toys.simulation(toys.Hooked(before=only({bad}, fail)), rounds=1, workers=workers))
+    for workers in (1, 2):
+        _, records = finished(toys.simulation(toys.hooked(before=only({bad}, fail)), rounds=1, workers=workers))
         assert (records[0]["replies"], records[0]["rejected"]) == (5, 1)
         assert records[0]["rejections"] == [
             {"client": bad, "round": 1, "reason": "client_error", "detail": "ValueError: no power"}
         ]
 
 
+def test_without_workers_a_clients_own_exception_ends_the_run_and_says_where_it_was(toys: Any) -> None:
+    bad = cohort_of(toys.simulation(), 2)[0]
+    first = next(number for number in (1, 2) if bad in cohort_of(toys.simulation(), number))
+    with pytest.raises(ValueError, match=r"^no power") as caught:
+        finished(toys.simulation(toys.hooked(before=only({bad}, fail))))
+    assert caught.value.__notes__ == [f"(client {bad}, round {first}, in client_update)"]
+    assert caught.traceback[-1].name == "fail", "the traceback leads to the client's own line"
+
+
+def explode(*_: object, **__: object) -> Any:
+    return 1 / 0
+
+
+class Broken:
+    """A codec of somebody's own."""
+
+    text, id = "broken", 1
+
+    def init_state(self, spec: Spec) -> Tree:
+        return {}
+
+    def encode(self, tree: Tree, shared: Shared, state: Tree) -> tuple[bytes, Tree]:
+        return explode()
+
+    def decode(self, blob: bytes, spec: Spec, shared: Shared) -> Tree:
+        return {}
+
+
+@pytest.mark.parametrize("stage", ["client_update", "evaluate", "encode", "init_client", "its data"])
+def test_the_note_names_the_stage(toys: Any, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    """Whatever the function is called that a method gives."""
+    fields = {"client_update": explode} if stage == "client_update" else {"init_client": explode}
+    method = toys.hooked()
+    if stage in ("client_update", "init_client"):
+        method = replace(method, bind=lambda task, population: replace(toys.hooked().bind(task, population), **fields))
+    metrics = {"mine": explode} if stage == "evaluate" else {}
+    task = Task(partial(nn.Linear, 5, 3), metrics=metrics)
+    simulation = toys.simulation(method, task=task, up="signsgd", evaluations=[Local()])
+    if stage == "encode":
+        agreement = simulation.agreement
+        simulation.agreement = replace(agreement, link=replace(agreement.link, up=Broken()))
+    if stage == "its data":
+        monkeypatch.setattr(type(simulation.clients), "client", explode)
+    with pytest.raises(ZeroDivisionError) as caught:
+        finished(simulation)
+    assert caught.value.__notes__ == [f"(client {cohort_of(simulation, 1)[0]}, round 1, in {stage})"]
+
+
+def test_a_payload_error_is_a_rejection_with_and_without_workers(toys: Any) -> None:
+    def refuse(client: ClientInfo) -> None:
+        if client.id % 2:
+            raise PayloadError("no_power", "the battery is empty")
+
+    runs = [finished(toys.simulation(toys.hooked(before=refuse), workers=workers)) for workers in (0, 2)]
+    assert runs[0] == runs[1]
+    said = {(r["reason"], r["detail"]) for record in runs[0][1] for r in record["rejections"]}
+    assert said == {("no_power", "the battery is empty")}
+
+
 @pytest.mark.parametrize("act", [lambda: sys.exit(3), lambda: 1 / 0, lambda: [].pop()])
 def test_whatever_a_client_does_the_round_goes_on(toys: Any, act: Callable[[], object]) -> None:
     bad = cohort_of(toys.simulation(), 1)[0]
     runs = [
-        finished(toys.simulation(toys.Hooked(before=only({bad}, act)), rounds=1, workers=workers)) for workers in (0, 2)
+        finished(toys.simulation(toys.hooked(before=only({bad}, act)), rounds=1, workers=workers)) for workers in (1, 2)
     ]
     assert runs[0] == runs[1]
     assert runs[0][1][0]["replies"] == 5
@@ -144,7 +209,7 @@ def test_an_error_is_told_in_one_line_of_bounded_length(toys: Any) -> None:
     def babble(client: ClientInfo) -> None:
         raise ValueError("a\nb " * 10_000)
 
-    _, records = finished(toys.simulation(toys.Hooked(before=babble), rounds=1))
+    _, records = finished(toys.simulation(toys.hooked(before=babble), rounds=1, workers=1))
     detail = records[0]["rejections"][0]["detail"]
     assert detail.startswith("ValueError: a b a b")
     assert len(detail) < 600
@@ -152,7 +217,7 @@ def test_an_error_is_told_in_one_line_of_bounded_length(toys: Any) -> None:
 
 def without(toys: Any, clients: set[int], **schedule: Any) -> tuple[str, Records]:
     """The run in which these clients never answer."""
-    return finished(toys.simulation(toys.Hooked(before=only(clients, fail)), **schedule))
+    return finished(toys.simulation(toys.hooked(before=only(clients, fail)), workers=1, **schedule))
 
 
 def spoil_message(value: float) -> Callable[[ClientInfo, Update], Update]:
@@ -169,7 +234,7 @@ def spoil_message(value: float) -> Callable[[ClientInfo, Update], Update]:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_client_that_sends_nan_is_as_good_as_none(toys: Any, value: float, workers: int) -> None:
-    state, records = finished(toys.simulation(toys.Hooked(after=spoil_message(value)), workers=workers))
+    state, records = finished(toys.simulation(toys.hooked(after=spoil_message(value)), workers=workers))
     expected, others = without(toys, {0, 3, 6, 9})
     assert state == expected
     for record, other in zip(records, others, strict=True):
@@ -178,14 +243,14 @@ def test_a_client_that_sends_nan_is_as_good_as_none(toys: Any, value: float, wor
         assert record == other
 
 
-def altered(alter: Callable[[Agreement, bytes], bytes]) -> Callable[..., Turn]:
+def altered(alter: Callable[[Agreement, bytes], bytes]) -> Callable[..., LocalUpdate]:
     """`client_round` of clients that alter the frame after everything else: what no codec of ours would send."""
 
-    def turn(agreement: Agreement, received: Any, client: ClientInfo, *rest: Any, **more: Any) -> Turn:
-        turn = client_round(agreement, received, client, *rest, **more)
-        return turn if client.id % 3 else replace(turn, frame=alter(agreement, turn.frame))
+    def update(agreement: Agreement, received: Any, client: ClientInfo, *rest: Any, **more: Any) -> LocalUpdate:
+        update = client_round(agreement, received, client, *rest, **more)
+        return update if client.id % 3 else replace(update, frame=alter(agreement, update.frame))
 
-    return turn
+    return update
 
 
 def lie(agreement: Agreement, frame: bytes, payload: bytes | None = None, **changes: Any) -> bytes:
@@ -250,8 +315,8 @@ def test_fewer_replies_than_needed_abandon_the_round(toys: Any) -> None:
         if client.round == 2 and client.id % 2:
             raise ValueError("gone")
 
-    method = toys.Remembering(before=fail_in_second)
-    simulation = toys.simulation(method, rounds=3, min_replies=6, up="ef(signsgd)")
+    method = toys.remembering(before=fail_in_second)
+    simulation = toys.simulation(method, rounds=3, min_replies=6, up="ef(signsgd)", workers=1)
     hashes, kept, records = [], [], []
     for record in simulation:
         state = simulation.state
@@ -268,13 +333,13 @@ def test_fewer_replies_than_needed_abandon_the_round(toys: Any) -> None:
 
 
 def test_a_round_in_which_nobody_answers_is_abandoned(toys: Any) -> None:
-    simulation = toys.simulation(toys.Hooked(before=lambda client: fail()), rounds=2)
+    simulation = toys.simulation(toys.hooked(before=lambda client: fail()), rounds=2, workers=1)
     before = tree_sha256(simulation.state.server)
     state, records = finished(simulation)
     assert state == before
     assert [record["abandoned"] for record in records] == ["no reply was accepted"] * 2
     assert records[0]["rejected"] == 6
-    assert "train_loss" not in records[0]
+    assert not any(name.startswith("clients/") for name in records[0])
     assert records[1]["local_clients"] == 0
 
 
@@ -282,7 +347,7 @@ def test_a_server_state_that_would_not_be_finite_abandons_the_round(toys: Any) -
     def huge(client: ClientInfo, update: Update) -> Update:
         return replace(update, message={n: torch.full_like(v, 3e38) for n, v in update.message.items()})
 
-    simulation = toys.simulation(toys.Hooked(after=huge), rounds=1)
+    simulation = toys.simulation(toys.hooked(after=huge), rounds=1)
     simulation.agreement = replace(simulation.agreement, max_value=math.inf)
     before = tree_sha256(simulation.state.server)
     state, records = finished(simulation)
@@ -300,9 +365,9 @@ def test_a_huge_value_costs_its_sender_only(toys: Any) -> None:
         if client.id % 3 == 0:
             raise ConnectionError("gone")
 
-    state, records = finished(toys.simulation(toys.Hooked(after=huge), rounds=3))
+    state, records = finished(toys.simulation(toys.hooked(after=huge), rounds=3))
     assert {rejection["reason"] for record in records for rejection in record["rejections"]} == {"huge"}
-    assert state == finished(toys.simulation(toys.Hooked(before=gone), rounds=3))[0]
+    assert state == finished(toys.simulation(toys.hooked(before=gone), rounds=3, workers=1))[0]
 
 
 def test_a_third_of_the_clients_vanishes_in_every_round(toys: Any) -> None:
@@ -312,7 +377,7 @@ def test_a_third_of_the_clients_vanishes_in_every_round(toys: Any) -> None:
         if (client.id + client.round) % 3 == 0:
             raise ConnectionError("gone")
 
-    simulation = toys.simulation(toys.Hooked(before=vanish), rounds=30, eval_every=30)
+    simulation = toys.simulation(toys.hooked(before=vanish), rounds=30, eval_every=30, workers=1)
     honest = toys.simulation(rounds=30)
     agreement = honest.agreement
     server = honest.state.server
@@ -320,9 +385,12 @@ def test_a_third_of_the_clients_vanishes_in_every_round(toys: Any) -> None:
         number = record["round"]
         received = send(agreement, server, to_everyone(number))[1]
         infos = [ClientInfo(c, number, 0) for c in cohort_of(honest, number) if (c + number) % 3]
-        turns = {i: client_round(agreement, received, i, {}, {}, honest.clients.client(i.id)) for i in infos}
+        updates = {i: client_round(agreement, received, i, {}, {}, honest.clients.client(i.id)) for i in infos}
         server = server_round(
-            agreement, server, (open_reply(agreement, turn.frame, received, i) for i, turn in turns.items()), number
+            agreement,
+            server,
+            (open_reply(agreement, update.frame, received, i) for i, update in updates.items()),
+            number,
         )
         assert tree_sha256(simulation.state.server) == tree_sha256(server)
         assert record["replies"] == len(infos)
@@ -334,14 +402,14 @@ def test_a_third_of_the_clients_vanishes_in_every_round(toys: Any) -> None:
 def test_personal_and_codec_state_stay_with_accepted_replies(toys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client whose reply is refused keeps what it had: it does not know that it was refused."""
     monkeypatch.setattr(workers_module, "client_round", altered(lambda _, frame: frame[:-1]))
-    simulation = toys.simulation(toys.Remembering(), rounds=5, up="ef(topk:fraction=0.2)")
+    simulation = toys.simulation(toys.remembering(), rounds=5, up="ef(topk:fraction=0.2)")
     accepted: dict[int, int] = {}
     for record in simulation:
         for client in cohort_of(simulation, record["round"]):
             if client % 3:
                 accepted[client] = accepted.get(client, 0) + 1
     state = simulation.state
-    assert {client: int(unpack(packed)["turns"]) for client, packed in state.personal.items()} == accepted
+    assert {client: int(unpack(packed)["updates"]) for client, packed in state.personal.items()} == accepted
     assert set(state.codec) == set(accepted)
     assert max(accepted.values()) > 1
     assert set(state.local) == set(accepted)
@@ -357,15 +425,13 @@ def test_residuals_are_what_the_codec_lost(toys: Any) -> None:
         wanted[client.id] = {n: seen[n] + v for n, v in update.message.items()}
         return update
 
-    class Noting(toys.Hooked):  # type: ignore[name-defined,misc]
-        def server_update(self, server: Any, replies: Any, key: Key) -> Any:
-            replies = list(replies)
-            for reply in replies:
-                seen = applied.setdefault(reply.client.id, {n: torch.zeros_like(v) for n, v in reply.message.items()})
-                applied[reply.client.id] = {n: seen[n] + v for n, v in reply.message.items()}
-            return toys.Hooked.server_update(self, server, replies, key)
+    def noting(replies: Iterable[Reply]) -> Iterator[Reply]:
+        for reply in replies:
+            seen = applied.setdefault(reply.client.id, {n: torch.zeros_like(v) for n, v in reply.message.items()})
+            applied[reply.client.id] = {n: seen[n] + v for n, v in reply.message.items()}
+            yield reply
 
-    simulation = toys.simulation(Noting(after=note), rounds=6, cohort=8, up="ef(signsgd)")
+    simulation = toys.simulation(toys.hooked(after=note, replies=noting), rounds=6, cohort=8, up="ef(signsgd)")
     finished(simulation)
     assert set(wanted) == set(simulation.state.codec)
     for client, packed in simulation.state.codec.items():
@@ -374,7 +440,7 @@ def test_residuals_are_what_the_codec_lost(toys: Any) -> None:
             assert torch.allclose(applied[client][name] + residual[name], total, atol=1e-5)
 
 
-def test_a_client_without_data_has_no_turn(toys: Any) -> None:
+def test_a_client_without_data_makes_no_update(toys: Any) -> None:
     data = toys.federation()
     empty = replace(data, train_rows=type(data.train_rows).from_lists([[], *list(data.train_rows)[1:]]))
     _, records = finished(toys.simulation(data=empty, rounds=1, cohort=12))
@@ -416,7 +482,7 @@ def test_the_ledger_is_the_sum_of_frame_lengths(toys: Any, monkeypatch: pytest.M
 
 def test_a_client_that_sends_nothing_costs_its_broadcast_only(toys: Any) -> None:
     bad = cohort_of(toys.simulation(), 1)[0]
-    simulation = toys.simulation(toys.Hooked(before=only({bad}, fail)), rounds=1)
+    simulation = toys.simulation(toys.hooked(before=only({bad}, fail)), rounds=1, workers=1)
     finished(simulation)
     ledger = simulation.state.ledger
     assert (ledger.messages_up, ledger.messages_down) == (5, 6)
@@ -449,7 +515,7 @@ def test_local_figures_are_means_over_clients_of_their_last_model_on_their_own_d
         return update
 
     data, task = toys.federation(), Task(partial(nn.Linear, 5, 3))
-    simulation = toys.simulation(toys.Hooked(after=note), task=task, data=data, rounds=5, cohort=3)
+    simulation = toys.simulation(toys.hooked(after=note), task=task, data=data, rounds=5, cohort=3)
     seen = set()
     for record in simulation:
         seen |= set(cohort_of(simulation, record["round"]))
@@ -481,8 +547,8 @@ def test_without_accuracy_the_worst_tenth_is_that_of_the_largest_loss(toys: Any)
     assert last["local_loss_worst_decile"] == last["local_loss_p100"] > last["local_loss_p0"]
 
 
-def test_clients_with_personal_state_are_judged_with_their_own_predictor(toys: Any) -> None:
-    simulation = toys.simulation(toys.Remembering(), rounds=3, cohort=4, workers=2)
+def test_clients_with_personal_state_are_evaluated_with_their_own_predictor(toys: Any) -> None:
+    simulation = toys.simulation(toys.remembering(), rounds=3, cohort=4, workers=2)
     for record in simulation:
         task, state = simulation.method.task, simulation.state
         figures = []
@@ -493,7 +559,7 @@ def test_clients_with_personal_state_are_judged_with_their_own_predictor(toys: A
         assert record["local_accuracy"] == pytest.approx(sum(f["accuracy"] for f in figures) / len(figures))
 
 
-def test_clients_without_test_data_are_not_judged(toys: Any) -> None:
+def test_clients_without_test_data_are_not_evaluated(toys: Any) -> None:
     data = toys.federation()
     blind = replace(data, test_rows=type(data.test_rows).from_lists([[], [], *list(data.test_rows)[2:]]))
     _, records = finished(toys.simulation(data=blind, rounds=1, cohort=12))
@@ -501,11 +567,12 @@ def test_clients_without_test_data_are_not_judged(toys: Any) -> None:
 
 
 def test_local_evaluation_can_be_left_out(toys: Any) -> None:
-    state, records = finished(toys.simulation(local_eval=False))
+    simulation = toys.simulation(evaluations=[Global()])
+    state, records = finished(simulation)
     assert state == finished(toys.simulation())[0]
-    assert records[-1]["local_clients"] == 0
-    assert "local_accuracy" not in records[-1]
+    assert not any(name.startswith("local_") for name in records[-1])
     assert "global_accuracy" in records[-1]
+    assert simulation.state.local == {}, "no client evaluates what it has fitted"
 
 
 def test_evaluations_come_every_so_many_rounds_and_at_the_end(toys: Any) -> None:
@@ -553,10 +620,10 @@ def test_a_users_own_loss_and_metrics(toys: Any) -> None:
 def test_records_have_the_names_that_were_promised(toys: Any) -> None:
     records = list(toys.simulation(eval_every=2))
     plain = {"round", "cohort", "replies", "rejected", "bytes_up", "bytes_down", "seconds"}
-    judged = {"global_accuracy", "global_loss", "local_accuracy", "local_clients"}
+    evaluated = {"global_accuracy", "global_loss", "local_accuracy", "local_clients"}
     assert plain <= set(records[0])
-    assert not judged & set(records[0])
-    assert plain | judged <= set(records[1])
+    assert not evaluated & set(records[0])
+    assert plain | evaluated <= set(records[1])
     assert all(record["seconds"] > 0 and record["cohort"] == 6 for record in records)
 
 
@@ -573,6 +640,8 @@ def test_impossible_schedules_are_refused(toys: Any) -> None:
     with pytest.raises(ConfigError, match=r"run\.min_replies \(5\) is larger than run\.cohort \(4\)"):
         Schedule(cohort=4, min_replies=5)
     with pytest.raises(ConfigError, match=r"run\.workers must be 'auto' or not negative, got -1"):
-        Schedule(workers=-1)
+        toys.simulation(workers=-1)
+    with pytest.raises(ConfigError, match=r"run\.store.*'tape'"):
+        toys.simulation(store="tape")
     with pytest.raises(ConfigError, match=r"run\.cohort is 13, but there are only 12 clients"):
         toys.simulation(cohort=13)

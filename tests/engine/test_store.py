@@ -121,7 +121,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def run(toys: Any, out: Path | None, *, rounds: int = 4, **settings: Any) -> Any:
-    simulation = toys.simulation(toys.Remembering(), rounds=rounds, up="ef(topk:fraction=0.3)", **settings)
+    simulation = toys.simulation(toys.remembering(), rounds=rounds, up="ef(topk:fraction=0.3)", **settings)
     directory = None if out is None else RunDirectory(out, "r")
     result = execute(simulation, {}, facts={}, directory=directory, resume=out is not None, checkpoint_every=1)
     state = simulation.state
@@ -162,8 +162,8 @@ def test_a_damaged_state_sends_the_run_back_to_the_checkpoint_before(toys: Any, 
 
 
 def test_an_abandoned_round_leaves_no_files(toys: Any, tmp_path: Path) -> None:
-    method = toys.Remembering(before=_fail_for_one)
-    broken = toys.simulation(method, rounds=1, min_replies=6, cohort=6)
+    method = toys.remembering(before=_fail_for_one)
+    broken = toys.simulation(method, rounds=1, min_replies=6, cohort=6, workers=1)
     broken.state.personal = DiskStore(tmp_path)
     (record,) = list(broken)
     assert "abandoned" in record

@@ -16,8 +16,8 @@ from laconic.engine import Run
 from laconic.engine.workers import Failure, InProcess, Job, Train
 from laconic.flower.apps import serve
 from laconic.flower.messages import Call, Envelope
-from laconic.flower.node import Desk
-from laconic.flower.nodes import Letter
+from laconic.flower.node import Endpoint
+from laconic.flower.nodes import TransportReply
 
 Table = dict[str, dict[str, Any]]
 
@@ -32,8 +32,8 @@ METHODS: dict[str, dict[str, Any]] = {
 
 OTHERS: dict[str, dict[str, Any]] = {
     "feddrop": {"method": {"name": "feddrop"}},  # a broadcast of its own for every client
-    "vardrop": {"method": {"name": "vardrop"}},  # clients that march in step
-    "mtl": {"method": {"name": "mtl"}},  # a model for every client, before its first turn too
+    "vardrop": {"method": {"name": "vardrop"}},  # clients that hold replicas of one tree
+    "mtl": {"method": {"name": "mtl"}},  # a model for every client, before its first local update too
 }
 """What takes other ways through the engine."""
 
@@ -59,7 +59,7 @@ def config(tmp_path: Path) -> Path:
 
 @dataclass
 class Village:
-    """A post whose nodes live next door: a message is answered when it is asked for.
+    """A transport whose nodes live next door: a message is answered when it is asked for.
 
     `fault(call, answer)` may change an answer, or give None for one that never comes. `names` is a way to meddle with
     what is pulled.
@@ -85,7 +85,7 @@ class Village:
         self.outbox[str(self.count)] = (node, dict(values))
         return str(self.count)
 
-    def pull(self, names: Iterable[str]) -> Iterable[Letter]:
+    def pull(self, names: Iterable[str]) -> Iterable[TransportReply]:
         for name in names:
             if name in self.outbox:
                 node, values = self.outbox.pop(name)
@@ -93,10 +93,12 @@ class Village:
                 envelope = Envelope.of(values)
                 call = envelope.open(Call)
                 self.calls.append(call)
-                answer = Desk(self.table, client).answer(call, envelope.frames(), self.entries.setdefault(client, {}))
+                answer = Endpoint(self.table, client).answer(
+                    call, envelope.frames(), self.entries.setdefault(client, {})
+                )
                 changed = self.fault(client, call, answer) if call.kind != "hello" else answer
                 if changed is not None:
-                    yield Letter(name, node, changed._asdict())
+                    yield TransportReply(name, node, changed._asdict())
 
     def run(self, *, deadline: float = 5.0, **options: Any) -> Run:
         table = {**self.table, "deploy": {"deadline": deadline}}

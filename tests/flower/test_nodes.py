@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.flower.conftest import METHODS, OTHERS, Village, reference, table_for
 
 from laconic.config import experiment_from
-from laconic.core import ConfigError
+from laconic.core import ConfigError, RunError
 from laconic.engine import Record, Silent
 from laconic.flower.messages import Answer, Call, Envelope
-from laconic.flower.nodes import Letter
+from laconic.flower.nodes import TransportReply
 
 
 def sha(table: dict[str, Any]) -> str:
@@ -28,7 +28,7 @@ def sha(table: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("name", [*METHODS, *OTHERS])
 def test_the_result_is_that_of_the_embedded_engine(name: str) -> None:
-    """Two of three clients a round: frames that a client missed are sent again, states wait for their next turn."""
+    """Two of three clients a round: frames that a client missed are sent again, states wait until they are needed."""
     table = table_for(name, cohort=3 if name == "vardrop" else 2)
     embedded, deployed = experiment_from(table).run(), Village(table, 3).run()
     assert deployed.summary["state_sha256"] == embedded.summary["state_sha256"]
@@ -75,10 +75,17 @@ def test_a_node_that_lost_its_states_says_so_and_starts_afresh(name: str) -> Non
 
 def test_no_reply_at_all_abandons_the_round_at_its_deadline() -> None:
     table = table_for("fedavg", rounds=1)
+    seen: list[Record] = []
+
+    class Seeing(Silent):
+        def advanced(self, record: Record) -> None:
+            seen.append(record)
+
     began = time.monotonic()
-    run = Village(table, 3, fault=lambda client, call, answer: None).run(deadline=1.0)
+    with pytest.raises(RunError, match=r"^every one of the 1 rounds was abandoned.*no reply was accepted.*deadline"):
+        Village(table, 3, fault=lambda client, call, answer: None).run(deadline=1.0, observer=Seeing())
     assert time.monotonic() - began < 10
-    (record,) = run.history
+    (record,) = seen
     assert record["abandoned"] == "no reply was accepted"
     assert {x["reason"] for x in record["rejections"]} == {"deadline"}
     assert record["bytes_up"] == 0
@@ -87,7 +94,7 @@ def test_no_reply_at_all_abandons_the_round_at_its_deadline() -> None:
 
 @pytest.mark.parametrize("rounds", [6, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_third_of_the_clients_vanish_every_round(rounds: int) -> None:
-    """30 of 100 turns are lost; the result is that of exactly the others."""
+    """30 of 100 local updates are lost; the result is that of exactly the others."""
     table = table_for("fedavg", rounds=rounds, clients=10)
     random = np.random.default_rng(0)
     gone = {number: set(random.permutation(10)[:3].tolist()) for number in range(1, rounds + 1)}
@@ -116,12 +123,12 @@ def test_a_second_node_of_a_client_is_not_asked(caplog: pytest.LogCaptureFixture
         def nodes(self) -> Iterable[int]:
             return [*super().nodes(), 999]
 
-        def pull(self, names: Iterable[str]) -> Iterable[Letter]:
+        def pull(self, names: Iterable[str]) -> Iterable[TransportReply]:
             to_it = [name for name in names if self.outbox.get(name, (0,))[0] == 999]
             yield from super().pull([name for name in names if name not in to_it])
             for name in to_it:
                 del self.outbox[name]
-                yield Letter(name, 999, Envelope.around(Answer(kind="here", client=1))._asdict())
+                yield TransportReply(name, 999, Envelope.around(Answer(kind="here", client=1))._asdict())
 
     with caplog.at_level(logging.WARNING, logger="laconic"):
         run = Sybil(table, 3).run()
@@ -131,32 +138,32 @@ def test_a_second_node_of_a_client_is_not_asked(caplog: pytest.LogCaptureFixture
 
 @dataclass
 class Unreliable(Village):
-    """A post that repeats letters, brings them late, from the wrong node, or not at all."""
+    """A transport that repeats replies, brings them late, from the wrong node, or not at all."""
 
     plan: dict[tuple[int, int], str] = field(default_factory=dict)
-    kept: list[Letter] = field(default_factory=list)
+    kept: list[TransportReply] = field(default_factory=list)
 
-    def pull(self, names: Iterable[str]) -> Iterable[Letter]:
+    def pull(self, names: Iterable[str]) -> Iterable[TransportReply]:
         wanted = set(names)
-        yield from [letter for letter in self.kept if letter.to in wanted]  # once more
-        for letter in super().pull(wanted):
-            assert letter.values is not None
-            answer = Envelope.of(letter.values).open(Answer)
+        yield from [reply for reply in self.kept if reply.to in wanted]  # once more
+        for reply in super().pull(wanted):
+            assert reply.values is not None
+            answer = Envelope.of(reply.values).open(Answer)
             fate = self.plan.get((self.calls[-1].round, answer.client), "once") if answer.kind == "done" else "once"
             if fate == "twice":
-                self.kept.append(letter)
-                yield letter
-                yield letter
-            elif fate == "replayed":  # an old letter first, under the new name
+                self.kept.append(reply)
+                yield reply
+                yield reply
+            elif fate == "replayed":  # an old reply first, under the new name
                 for old in self.kept[-1:]:
-                    yield old._replace(to=letter.to)
-                self.kept.append(letter)
-                yield letter
+                    yield old._replace(to=reply.to)
+                self.kept.append(reply)
+                yield reply
             elif fate == "stranger":
-                yield letter._replace(node=7)
+                yield reply._replace(node=7)
             elif fate == "once":
-                self.kept.append(letter)
-                yield letter
+                self.kept.append(reply)
+                yield reply
 
 
 _FATES = st.sampled_from(["once", "twice", "replayed", "stranger", "lost"])
@@ -164,10 +171,15 @@ _TABLE = {**table_for("fedavg", rounds=2), "model": {"name": "mlp", "hidden": [4
 _TABLE["method"] = {"name": "fedavg", "local_steps": 1}
 
 
+@example({(number, client): "lost" for number in (1, 2) for client in range(3)})
 @given(st.dictionaries(st.tuples(st.integers(1, 2), st.integers(0, 2)), _FATES, max_size=6))
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_reply_counts_once_or_not_at_all(plan: Mapping[tuple[int, int], str]) -> None:
-    """Whatever the post does: the result is that of the replies that the records say were counted."""
+    """Whatever the transport does: the result is that of the replies that the records say were counted."""
+    if len(plan) == 6 and set(plan.values()) <= {"stranger", "lost"}:
+        with pytest.raises(RunError, match="every one of the 2 rounds was abandoned"):
+            Unreliable(_TABLE, 3, plan=dict(plan)).run(deadline=0.5)
+        return
     run = Unreliable(_TABLE, 3, plan=dict(plan)).run(deadline=0.5)
     lost = {record["round"]: {x["client"] for x in record.get("rejections", ())} for record in run.history}
     for (number, client), fate in plan.items():
@@ -176,20 +188,71 @@ def test_a_reply_counts_once_or_not_at_all(plan: Mapping[tuple[int, int], str]) 
     assert run.summary["state_sha256"] == same.run(deadline=0.3).summary["state_sha256"]
 
 
-def test_what_needs_all_data_in_one_place_is_refused() -> None:
-    table = table_for("lg_fedavg", new_test=True)
-    with pytest.raises(ConfigError, match=r"run\.new_test needs all clients' data in one place"):
+@pytest.mark.parametrize("named", ["ensemble", "finetuned"])
+def test_what_needs_all_data_in_one_place_is_refused(named: str) -> None:
+    table = table_for("lg_fedavg", evaluations=["global", "local", named])
+    with pytest.raises(ConfigError, match=rf"the evaluation (?i:{named}) needs all clients' data in one place"):
         Village(table, 3).run()
 
 
-@pytest.mark.parametrize("name", ["round", "bytes_up", "global_accuracy"])
-def test_a_client_cannot_write_into_the_records(name: str) -> None:
+def test_a_newcomer_is_refused() -> None:
+    table = {**table_for("fedavg"), "newcomer": {"enabled": True, "rounds": 1, "train": 20, "test": 5}}
+    with pytest.raises(ConfigError, match="a newcomer needs all clients' data in one place"):
+        Village(table, 4).run()
+
+
+def saying(**metrics: float) -> Callable[[int, Call, Envelope], Envelope]:
+    """Nodes that say this of their training."""
+
     def forged(client: int, call: Call, answer: Envelope) -> Envelope:
-        if client or call.kind != "train":
+        if call.kind != "train":
             return answer
-        said = answer.open(Answer).model_copy(update={"metrics": {name: 0.0}})
+        said = answer.open(Answer).model_copy(update={"metrics": metrics})
         return Envelope.around(said, answer.frames())
 
-    (record,) = Village(table_for("fedavg", rounds=1), 3, fault=forged).run().history
+    return forged
+
+
+NAMES = ("round", "bytes_up", "cohort", "seconds", "global_accuracy", "validation_accuracy", "local_accuracy")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_client_says_has_a_place_of_its_own(name: str) -> None:
+    table = table_for("fedavg", rounds=2)
+    honest = Village(table, 3).run()
+    lying = Village(table, 3, fault=saying(**{name: 0.25})).run()
+    assert lying.summary["rejected"] == 0, "what clients say of themselves costs nobody a reply"
+    for record, other in zip(lying.history, honest.history, strict=True):
+        assert record.clients == {name: 0.25}
+        assert record[f"clients/{name}"] == 0.25
+        assert (record.round, record.traffic, record.evaluation) == (other.round, other.traffic, other.evaluation)
+    unlike = {"seconds", "versions"}
+    assert {k: v for k, v in lying.summary.items() if k not in unlike} == {
+        k: v for k, v in honest.summary.items() if k not in unlike
+    }
+
+
+@pytest.mark.parametrize(("on", "metric"), [("test", "global_accuracy"), ("validation", "validation_accuracy")])
+def test_what_a_client_says_ends_no_phase(on: str, metric: str) -> None:
+    table = table_for("lg_fedavg", rounds=3, validation=0.2)
+    table["run"]["eval_every"] = 1
+    table["method"] |= {"goal": 0.99, "goal_on": on, "fedavg_rounds": 3}
+    honest = Village(table, 3).run()
+    lying = Village(table, 3, fault=saying(**{metric: 1.0})).run()
+    assert honest.summary["global_accuracy"] < 0.99
+    assert "goal_round" not in lying.summary
+    assert lying.summary["state_sha256"] == honest.summary["state_sha256"]
+
+
+@pytest.mark.parametrize("name", ["clients/x", "a b", "", "9", "x" * 65])
+def test_a_name_that_is_none_costs_the_reply(name: str) -> None:
+    (record,) = (
+        Village(
+            table_for("fedavg", rounds=1),
+            3,
+            fault=lambda client, call, answer: answer if client else saying(**{name: 0.0})(client, call, answer),
+        )
+        .run()
+        .history
+    )
     assert [(x["client"], x["reason"]) for x in record["rejections"]] == [(0, "envelope")]
-    assert record["round"] == 1

@@ -48,6 +48,9 @@ TEXTS = (
     "mask:model=global",
     "mask:model=raw",
     "mask | eden:bits=2",
+    "lowrank:rank=2",
+    "lowrank:rank=1 | int8",
+    "by_leaf(weight: eden:bits=2, mask: mask, *: float32)",
 )
 SHARED = Shared(Key.from_seed(2026))
 EXPECT = {"direction": Direction.UP, "round": 3, "client": 7, "fingerprint": b"golden!!"}
@@ -86,7 +89,7 @@ GOLDEN: dict[str, dict[str, Any]] = json.loads(FILE.read_text()) if FILE.exists(
 def test_every_codec_of_the_catalogue_has_golden_bytes() -> None:
     assert list(GOLDEN) == list(TEXTS)
     assert {text.split(":")[0] for text in TEXTS} >= set(codecs)
-    assert {codec.name.lower() for codec in CodecId} == {*codecs, "chain", "custom"}
+    assert {codec.name.lower() for codec in CodecId} == {*codecs, "chain", "by_leaf", "custom"}
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -9,29 +9,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.methods.conftest import inside
 from torch import Tensor, nn
 
 from laconic import codecs, data, fit
 from laconic.codecs import HEADER_BYTES
 from laconic.core import (
     ClientInfo,
-    Compact,
     ConfigError,
     Key,
+    Method,
     PayloadError,
+    Population,
     Reply,
     Shared,
     Task,
     Tree,
-    preferred_link,
     prefixed,
-    prepared,
     subtree,
     tree_sha256,
     write_state,
 )
 from laconic.engine import Agreement, Link, Schedule, Simulation, to_everyone
 from laconic.engine.round import receive, send
+from laconic.evaluations import EVALUATIONS
 from laconic.experiment import make_task
 from laconic.methods import BernoulliMask, Solver, fedavg, fedmask, fedpm
 from laconic.methods.bernoulli_mask import Layout, Scores, binary_entropy, first_thetas, kept
@@ -50,8 +51,8 @@ def _task(hidden: tuple[int, ...] = (12,)) -> Task:
     return Task(lambda: mlp((8, 8), 10, hidden=hidden))
 
 
-def _bound(method: BernoulliMask | None = None, task: Task | None = None) -> BernoulliMask:
-    return (method or fedpm(solver=SHORT)).bind(task or _task())
+def _bound(method: Method | None = None, task: Task | None = None) -> BernoulliMask:
+    return inside((method or fedpm(solver=SHORT)).bind(task or _task()))
 
 
 def _reply(method: BernoulliMask, server: Tree, mask: Tensor, client: int = 0) -> Reply:
@@ -74,10 +75,11 @@ def _masks(method: BernoulliMask, count: int, probability: float | Tensor = 0.5)
 
 def _simulation(method: Any, *, rounds: int, cohort: int = 10, seed: int = 0, **settings: Any) -> Simulation:
     federation = data.digits(clients=10)
-    schedule = Schedule(rounds=rounds, cohort=cohort, eval_every=rounds, workers=0)
+    schedule = Schedule(rounds=rounds, cohort=cohort, eval_every=rounds)
     up, down = (codecs.parse(settings.pop(way, "mask")) for way in ("up", "down"))
     task = make_task(federation, "mlp", settings)
-    return Simulation(method, task, federation, Link(up, down), schedule, seed=seed)
+    link = Link(up, down)
+    return Simulation(method, task, federation, link, schedule, seed=seed, workers=0, evaluations=EVALUATIONS)
 
 
 # --- (a) the frozen weights --------------------------------------------------------------------------------------
@@ -100,9 +102,9 @@ def test_a_seeds_have_all_64_bits() -> None:
     assert max(seeds) > 2**61
 
 
-@pytest.mark.parametrize("method", [fedpm(solver=SHORT), fedmask(solver=SHORT)])
-def test_a_no_weight_is_ever_trained(method: BernoulliMask) -> None:
-    method = _bound(method)
+@pytest.mark.parametrize("made", [fedpm(solver=SHORT), fedmask(solver=SHORT)], ids=lambda made: made.name)
+def test_a_no_weight_is_ever_trained(made: Method) -> None:
+    method = _bound(made)
     server = method.init(KEY)
     frozen = method._frozen(server["seed"])
     before = tree_sha256({"w": frozen})
@@ -265,7 +267,7 @@ def _gradient(method: BernoulliMask, scores: Tensor, task: Task, x: Tensor, key:
 @pytest.mark.parametrize("ste", ["identity", "theta"])
 def test_e_the_gradient_is_exact_where_the_loss_is_linear_in_the_mask(ste: str) -> None:
     task = Task(lambda: nn.Linear(20, 3))
-    method = fedpm(ste=ste).bind(task)  # type: ignore[arg-type]
+    method = _bound(fedpm(ste=ste), task)
     scores = torch.randn(63, generator=KEY.torch())
     x = torch.randn(5, 20, generator=KEY.fold_in("x").torch())
     leaf = scores.clone().requires_grad_()
@@ -292,7 +294,7 @@ def test_e_masks_are_drawn_anew_for_every_mini_batch() -> None:
 def test_scores_climb_where_a_weight_helps() -> None:
     """One weight, a loss that falls with it: kept if it is positive, dropped if it is negative."""
     task = Task(lambda: nn.Linear(1, 8, bias=False), loss=lambda output, target: -output.mean())
-    method = fedpm(solver=Solver(optimizer="adam", lr=0.3, local_steps=60, batch_size=4)).bind(task)
+    method = _bound(fedpm(solver=Solver(optimizer="adam", lr=0.3, local_steps=60, batch_size=4)), task)
     server = method.init(KEY)
     ones = data.Federation.from_clients([(np.ones((8, 1), np.float32), np.zeros(8, np.int64))], classes=2).client(0)
     received = method.broadcast(server, ONE, KEY)
@@ -366,7 +368,7 @@ def test_ten_clients_cost_less_than_36_tenths_of_a_bit_down_and_less_than_one_up
     assert all(bits <= 3.6 for bits in down)
     assert all(bits < 1 for bits in up)
     for bits, record in zip(up, records, strict=True):
-        bound = record["mask_cross_entropy"]
+        bound = record.clients["mask_cross_entropy"]
         assert bits <= 1.005 * bound + 8 * (64 + HEADER_BYTES) / parameters
     one = _simulation(fedpm(reset=1), rounds=4, up="mask:model=global", hidden=[256])
     for record, other in zip(records, one, strict=True):
@@ -424,9 +426,9 @@ def test_fedmask_draws_nothing() -> None:
 
 def test_fedmask_costs_a_bit_by_one_frequency() -> None:
     simulation = _simulation(fedmask(), rounds=3, up="mask:model=global", hidden=[256])
-    parameters = simulation.method.layout.size  # type: ignore[attr-defined]
+    parameters = inside(simulation.method).layout.size
     for record in simulation:
-        assert record["mask_entropy"] > 0.999
+        assert record.clients["mask_entropy"] > 0.999
         assert 0.999 < 8 * (record["bytes_up"] / 10 - HEADER_BYTES) / parameters <= 1 + 16 / parameters
 
 
@@ -436,44 +438,42 @@ def test_fedmask_costs_a_bit_by_one_frequency() -> None:
 @pytest.mark.parametrize(("cohort", "period"), [(10, 1), (5, 3), (1, 10), (2, 6)])
 def test_auto_takes_the_window_from_the_share_of_clients(cohort: int, period: int) -> None:
     simulation = _simulation(fedpm(solver=STILL), rounds=1, cohort=cohort)
-    method: Any = simulation.method
-    assert method.period == period
-    fixed: Any = _simulation(fedpm(reset=4), rounds=1, cohort=cohort).method
-    assert fixed.period == 4
-    wrapped: Any = prepared(Byzantine(fedpm(), {0}, scaled(1.0)).bind(_task()), clients=10, cohort=cohort)
-    assert wrapped.method.period == period
-    assert preferred_link(wrapped) == ("mask", "mask")
+    assert inside(simulation.method).period == period
+    assert inside(_simulation(fedpm(reset=4), rounds=1, cohort=cohort).method).period == 4
+    wrapped = Byzantine(fedpm(), {0}, scaled(1.0))
+    assert inside(wrapped.bind(_task(), Population(10, cohort))).period == period
+    assert wrapped.link == ("mask", "mask")
 
 
-def test_other_methods_are_not_asked() -> None:
-    method = fedavg().bind(_task())
-    assert prepared(method, clients=10, cohort=5) is method
-    assert preferred_link(method) == ("float32", "float32")
+def test_the_link_that_a_method_is_made_for() -> None:
+    assert fedpm().link == fedmask().link == ("mask", "mask")
+    assert fedavg().link == ("float32", "float32")
 
 
 # --- the optimizer's memory --------------------------------------------------------------------------------------
 
 
 def test_moments_go_on_where_they_are_kept() -> None:
-    method = _bound(fedpm(persist_optimizer=True, solver=SHORT))
-    assert method.stateful
-    assert not _bound().stateful
+    bound = fedpm(persist_optimizer=True, solver=SHORT).bind(_task())
+    forgetful = fedpm(solver=SHORT).bind(_task())
+    assert (bound.personal, bound.own_model) == (True, True)
+    assert (forgetful.personal, forgetful.own_model) == (False, False)
     client = data.digits(clients=10).client(0)
-    received = method.broadcast(method.init(KEY), ONE, KEY)
-    first = method.client_update(received, method.init_client(KEY), client, ONE, KEY)
+    received = bound.broadcast(bound.init(KEY), ONE, KEY)
+    first = bound.client_update(received, bound.init_client(KEY), client, ONE, KEY)
     assert sorted(first.personal) == ["memory/0/exp_avg", "memory/0/exp_avg_sq", "memory/0/step", "own"]
     assert float(first.personal["memory/0/step"]) == 4
     before = tree_sha256(first.personal)
-    second = method.client_update(received, first.personal, client, ONE, KEY)
+    second = bound.client_update(received, first.personal, client, ONE, KEY)
     assert tree_sha256(first.personal) == before
     assert float(second.personal["memory/0/step"]) == 8
     assert tree_sha256(second.message) != tree_sha256(first.message)
-    fresh = _bound().client_update(received, {}, client, ONE, KEY)
+    fresh = forgetful.client_update(received, {}, client, ONE, KEY)
     assert tree_sha256(fresh.message) == tree_sha256(first.message)
     x = client.test.tensors()[0]
     with torch.no_grad():
         assert second.fitted is not None
-        assert torch.equal(method.local_model(received, second.personal)(x), second.fitted.eval()(x))
+        assert torch.equal(bound.local_model(received, second.personal)(x), second.fitted.eval()(x))
 
 
 # --- predictors --------------------------------------------------------------------------------------------------
@@ -482,10 +482,12 @@ def test_moments_go_on_where_they_are_kept() -> None:
 @pytest.mark.parametrize("evaluate", ["threshold", "sample", "ensemble"])
 @pytest.mark.parametrize("scale", ["e", "kaiming"])
 def test_the_artifact_predicts_exactly_as_the_model(evaluate: str, scale: str) -> None:
-    method = _bound(fedpm(evaluate=evaluate, samples=3, scale=scale))  # type: ignore[arg-type]
+    made = fedpm(evaluate=evaluate, samples=3, scale=scale)
+    method = _bound(made)
     server = _after(method, method.init(KEY), _masks(method, 5, torch.linspace(0, 1, method.layout.size)))
-    assert isinstance(method, Compact)
-    artifact = method.artifact(server)
+    bound = made.bind(_task())
+    assert bound.artifact is not None
+    artifact = bound.artifact(server)
     x = torch.randn(6, 8, 8, generator=KEY.torch())
     with torch.no_grad():
         predicted = method.global_model(server)(x)
@@ -620,7 +622,7 @@ def test_counts_that_cannot_be_are_refused(total: int, value: int) -> None:
     ],
     ids=lambda method: method.name,
 )
-def test_it_keeps_the_laws_over_masks(method: BernoulliMask) -> None:
+def test_it_keeps_the_laws_over_masks(method: Method) -> None:
     check_method(method, lossy="mask")
 
 
@@ -639,7 +641,7 @@ def test_private_masks_come_from_clipped_noisy_probabilities() -> None:
     assert noisy.summary["mean_entropy"] > plain.summary["mean_entropy"]
     assert noisy.summary["bits_per_parameter_up"] > 0.9  # doubt is what cannot be coded away
     assert noisy.summary["epsilon_per_round"] > 0
-    bound = private.bind(make_task(digits, "mlp"))
+    bound = _bound(private, make_task(digits, "mlp"))
     server = bound.init(Key.from_seed(0))
     counted = {**bound.broadcast(server, ClientInfo(0, 1, 1), Key.from_seed(0)), "#total": torch.tensor([10])}
     theta = bound.theta(counted)  # all ten clients dropped everything

@@ -4,11 +4,26 @@ from typing import Any
 
 import pytest
 import torch
+from tests.methods.conftest import definition, inside
 from torch import nn
 
 from laconic.codecs import float32
-from laconic.core import ClientInfo, ConfigError, Key, Reply, Task, Tree, prefixed, read_state, subtree, tree_sha256
+from laconic.core import (
+    ALONE,
+    ClientInfo,
+    ConfigError,
+    Key,
+    Population,
+    Reply,
+    Task,
+    Tree,
+    prefixed,
+    read_state,
+    subtree,
+    tree_sha256,
+)
 from laconic.engine import Link, Schedule, Simulation
+from laconic.evaluations import EVALUATIONS
 from laconic.methods import (
     EM,
     Gaussian,
@@ -88,7 +103,7 @@ def test_the_mean_is_folded_in_the_order_given() -> None:
 
 def test_an_unknown_weighting_is_refused_in_python_too() -> None:
     with pytest.raises(ConfigError, match=r"^unknown weighting 'example'; did you mean 'examples'\?$"):
-        fedavg(weighting="example")  # type: ignore[arg-type]
+        fedavg(weighting="example")
 
 
 # --- the round trip --------------------------------------------------------------------------------------------------
@@ -122,6 +137,7 @@ def test_the_server_predicts_with_its_weights() -> None:
     task = small_task(batch_norm=True)
     method = fedavg().bind(task)
     server = prefixed("w", {**random_tree(task, 0), "1.running_var": torch.rand(6) + 1})
+    assert method.local_model is not None
     for model in (method.global_model(server), method.local_model(subtree("w", server), {})):
         assert not model.training
         assert model is not task.module
@@ -145,7 +161,14 @@ def test_slashes_in_names_do_not_hide_parameters_from_the_optimizer(make: Any) -
     server = ServerOptimizer("adam", lr=0.1)
     method = make(server=server, solver=Solver(lr=0.1, local_epochs=1, batch_size=5))
     simulation = Simulation(
-        method, Task(Slashed), FEDERATION, Link(float32(), float32()), Schedule(rounds=2, cohort=4, workers=0), seed=0
+        method,
+        Task(Slashed),
+        FEDERATION,
+        Link(float32(), float32()),
+        Schedule(rounds=2, cohort=4),
+        seed=0,
+        workers=0,
+        evaluations=EVALUATIONS,
     )
     assert not any(record["rejected"] for record in simulation)
     state = simulation.state.server
@@ -158,26 +181,39 @@ def test_slashes_in_names_do_not_hide_parameters_from_the_optimizer(make: Any) -
 def test_paper_bytes_are_four_per_parameter_both_ways() -> None:
     task = small_task()
     count = sum(leaf.size for leaf in task.spec.values())
-    received = task.init(KEY)
-    assert fedavg().bind(task).paper_bytes(received, {}) == 4 * 2 * count
-    ensemble = fedensemble(members=3).bind(task)
-    assert ensemble.paper_bytes(ensemble.prior.init(task, KEY), {}) == 4 * (3 + 1) * count
+    for method, models in ((fedavg(), 1), (fedensemble(members=3), 3)):
+        bound, client = method.bind(task), ClientInfo(3, 1, 0)
+        received = bound.broadcast(bound.init(KEY), client, KEY)
+        message = bound.client_update(received, {}, FEDERATION.client(3), client, KEY).message
+        assert bound.paper_bytes(received, message) == 4 * (models + 1) * count
 
 
 # --- what it is ------------------------------------------------------------------------------------------------------
 
 
-def test_binding_makes_another_method() -> None:
+def test_a_method_can_be_bound_to_any_number_of_tasks() -> None:
     method, one, other = fedavg(), small_task(), small_task()
     bound = method.bind(one)
     assert bound.task is one
-    assert bound.bind(other).task is other
+    assert method.bind(other).task is other
     assert bound.task is one
-    with pytest.raises(RuntimeError, match=r"fedavg has no task yet: call bind\(task\) first"):
-        _ = method.task
+    with pytest.raises(RuntimeError, match=r"this method has no task yet: bind\(task, population\) gives it one"):
+        EM(Gaussian(), Solver()).init(KEY)
+
+
+def test_a_method_is_bound_to_one_client_unless_somebody_says() -> None:
+    method = fedavg()
+    assert inside(method.bind(small_task())).population == ALONE == Population(1, 1)
+    assert inside(method.bind(small_task(), Population(6, 4))).population == Population(6, 4)
 
 
 def test_a_method_is_a_value() -> None:
-    assert fedavg(solver=Solver(lr=0.1)) == EM("fedavg", Gaussian(), Solver(lr=0.1)) != fedavg()
+    task = small_task()
+    made = fedavg(solver=Solver(lr=0.1))
+    assert inside(made.bind(task)) == inside(EM(Gaussian(), Solver(lr=0.1)).bind(task))
+    assert inside(made.bind(task)) != inside(fedavg().bind(task))
+    assert definition(made) == definition(fedavg(lr=0.1)) != definition(fedavg())
     with pytest.raises(AttributeError):
-        fedavg().name = "other"  # type: ignore[misc]
+        made.name = "other"  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        made.bind(task).personal = True  # type: ignore[misc]

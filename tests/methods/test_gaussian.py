@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from laconic.codecs import float32
 from laconic.core import ClientData, ClientInfo, ConfigError, Key, Method, Part, Task, tree_sha256
 from laconic.engine import Link, Record, Schedule, Simulation
+from laconic.evaluations import EVALUATIONS
 from laconic.methods import Gaussian, ServerOptimizer, Solver, Vote, fedavg, fedopt, fedprox
 from laconic.testing import small_federation, small_task
 
@@ -19,9 +20,10 @@ KEY = Key.from_seed(0)
 
 def run(method: Method, *, batch_norm: bool = True) -> tuple[str, list[Record]]:
     """The final state of a whole run, and all its figures but the times."""
-    schedule = Schedule(rounds=5, cohort=4, eval_every=2, workers=0)
+    schedule = Schedule(rounds=5, cohort=4, eval_every=2)
     link = Link(float32(), float32())
-    simulation = Simulation(method, small_task(batch_norm=batch_norm), small_federation(), link, schedule, seed=1)
+    task, data = small_task(batch_norm=batch_norm), small_federation()
+    simulation = Simulation(method, task, data, link, schedule, seed=1, workers=0, evaluations=EVALUATIONS)
     records = [{name: value for name, value in record.items() if name != "seconds"} for record in simulation]
     weights = {name: leaf for name, leaf in simulation.state.server.items() if name.startswith("w/")}
     return tree_sha256(weights), records

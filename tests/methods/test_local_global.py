@@ -2,14 +2,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.methods.conftest import inside
 from torch import nn
 
 from laconic.codecs import parse
 from laconic.core import (
+    Bound,
     ClientInfo,
     ConfigError,
     Goal,
@@ -23,10 +27,13 @@ from laconic.core import (
     read_state,
     tree_sha256,
 )
-from laconic.data import with_validation
+from laconic.data import digits, with_validation
 from laconic.engine import Link, Schedule, Simulation, unpack
+from laconic.evaluations import EVALUATIONS
+from laconic.experiment import fit
 from laconic.methods import (
     Depth,
+    Jigsaw,
     KeepLocal,
     ServerOptimizer,
     Solver,
@@ -42,7 +49,8 @@ from laconic.methods import (
     local_only,
 )
 from laconic.methods.local_global import paper_parameters, paper_parameters_mtl
-from laconic.models import models
+from laconic.model_file import read_model
+from laconic.models import mlp, models
 from laconic.testing import check_method, small_federation, small_task
 
 SOLVER = Solver(lr=0.1, local_epochs=1, batch_size=4)
@@ -62,8 +70,9 @@ def simulation(
     method: Method, *, rounds: int = 3, cohort: int = 4, up: str = "float32", task: Task | None = None
 ) -> Simulation:
     link = Link(parse(up), parse("float32"))
-    schedule = Schedule(rounds=rounds, cohort=cohort, workers=0, eval_every=1)
-    return Simulation(method, task or small_task(), FEDERATION, link, schedule, seed=0)
+    schedule = Schedule(rounds=rounds, cohort=cohort, eval_every=1)
+    task = task or small_task()
+    return Simulation(method, task, FEDERATION, link, schedule, seed=0, workers=0, evaluations=EVALUATIONS)
 
 
 def done(run: Simulation) -> Simulation:
@@ -89,10 +98,10 @@ def own(run: Simulation, client: int) -> Tree:
 # --- §9.5 (a): what is private and what is shared --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("leaves", [("0.*",), ("*.bias",), Depth("last", shared_layers=1), Depth(fraction=0.7)])
+@pytest.mark.parametrize("leaves", [("0.*",), ("*.bias",), Depth("last", global_layers=1), Depth(fraction=0.7)])
 def test_private_and_shared_leaves_are_all_leaves(leaves: Any) -> None:
     task = small_task(batch_norm=True)
-    method: Any = KeepLocal(fedavg(), leaves).bind(task)
+    method = inside(KeepLocal(fedavg(), leaves).bind(task))
     shared = set(method.message_spec({}))
     assert shared.isdisjoint(method.private)
     assert shared | set(method.private) == set(task.spec)
@@ -103,12 +112,12 @@ def test_private_and_shared_leaves_are_all_leaves(leaves: Any) -> None:
 def test_the_papers_counts_of_global_parameters() -> None:
     mlp = Task(lambda: models.build("lg_mlp", {}, given=((1, 28, 28), 10)))
     for layers, count in ((2, 34_186), (3, 99_978)):
-        bound: Any = lg_fedavg(global_layers=layers).bind(mlp)
+        bound = lg_fedavg(global_layers=layers).bind(mlp)
         assert num_values(bound.message_spec({})) == count
     cnn = Task(lambda: models.build("lg_cnn", {}, given=((3, 32, 32), 10)))
     bound = lg_fedavg(global_layers=2, global_part="first").bind(cnn)
     assert num_values(bound.message_spec({})) == 2_872
-    assert set(bound.private) == {f"fc{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")}
+    assert set(inside(bound).private) == {f"fc{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")}
 
 
 def test_a_fraction_takes_whole_layers_and_never_more() -> None:
@@ -123,7 +132,7 @@ def test_a_fraction_takes_whole_layers_and_never_more() -> None:
 
 
 @pytest.mark.parametrize("name", list(INNER))
-@pytest.mark.parametrize("nothing", [(), Depth(shared_layers=2), Depth(fraction=0.0)])
+@pytest.mark.parametrize("nothing", [(), Depth(global_layers=2), Depth(fraction=0.0)])
 def test_with_nothing_private_it_is_the_wrapped_method(name: str, nothing: Any) -> None:
     plain, wrapped = simulation(INNER[name]), simulation(KeepLocal(INNER[name], nothing))
     assert list(figures(plain)) == list(figures(wrapped))
@@ -169,6 +178,7 @@ def test_devices_that_sit_out_keep_their_private_leaves() -> None:
 def test_all_devices_predict_with_the_same_shared_leaves() -> None:
     run = done(simulation(KeepLocal(fedavg(solver=SOLVER), ("0.*",)), rounds=4))
     method = run.method
+    assert method.local_model is not None
     shared = {n.removeprefix("part/w/"): leaf for n, leaf in run.state.server.items() if n.startswith("part/w/")}
     for client in run.state.personal:
         received = method.broadcast(run.state.server, ClientInfo(client, 4, 0), KEY)
@@ -223,7 +233,8 @@ def test_before_phase_b_a_devices_model_is_the_global_one() -> None:
 
 def test_another_learning_rate_in_phase_b() -> None:
     slow = lg_fedavg(fedavg_rounds=1, lg_lr=1e-9, solver=SOLVER)
-    assert slow.solver.lr == 1e-9
+    bound = inside(slow.bind(small_task()))
+    assert (bound.solver.lr, inside(bound.part).solver.lr, inside(bound.whole).solver.lr) == (1e-9, 1e-9, 0.1)
     run = done(simulation(slow, rounds=2))
     for client in run.state.personal:
         for name, leaf in own(run, client).items():
@@ -231,18 +242,24 @@ def test_another_learning_rate_in_phase_b() -> None:
 
 
 def test_a_warm_up_trains_private_leaves_alone() -> None:
-    method = KeepLocal(fedavg(solver=replace(SOLVER, lr=0.05)), ("0.*",), warmup_epochs=3, warmup_after=1)
-    late, early = done(simulation(method, rounds=3)), done(simulation(replace(method, warmup_after=3), rounds=3))
+    solver = replace(SOLVER, lr=0.05)
+
+    def warming(*, epochs: int = 3, after: int = 1) -> Method:
+        method = fedavg(solver=solver)
+        return KeepLocal(method, ("0.*",), warmup_epochs=epochs, warmup_after=after, solver=solver)
+
+    method = warming()
+    late, early = done(simulation(method, rounds=3)), done(simulation(warming(after=3), rounds=3))
     known = set(done(simulation(method, rounds=1)).state.personal)
     newcomers = set(late.state.personal) - known
     assert newcomers
     assert all(late.state.personal[c] != early.state.personal[c] for c in newcomers)
     # It happens at the first turn only, and what is shared starts from what was received.
-    warm, cold = method.bind(small_task()), replace(method, warmup_epochs=0).bind(small_task())
+    warm, cold = method.bind(small_task()), warming(epochs=0).bind(small_task())
     client, data = ClientInfo(0, 2, 0), FEDERATION.client(3)
     received = warm.broadcast(warm.init(KEY), client, KEY)
 
-    def sent(bound: Method, personal: Tree) -> Update:
+    def sent(bound: Bound, personal: Tree) -> Update:
         with isolated(KEY):
             return bound.client_update(received, personal, data, client, KEY)
 
@@ -262,10 +279,10 @@ def test_any_method_keeps_the_laws_with_private_leaves(name: str) -> None:
 
 def test_a_prior_knows_nothing_of_private_leaves() -> None:
     """An overwhelming prior holds the shared leaves where they were, and only those."""
-    method: Any = KeepLocal(fedprox(mu=9.0, solver=SOLVER), ("0.*",)).bind(small_task())
+    method = KeepLocal(fedprox(mu=9.0, solver=SOLVER), ("0.*",)).bind(small_task())
     client, data = ClientInfo(0, 1, 0), FEDERATION.client(3)
     received = method.broadcast(method.init(KEY), client, KEY)
-    free: Any = KeepLocal(fedavg(solver=SOLVER), ("0.*",)).bind(small_task())
+    free = KeepLocal(fedavg(solver=SOLVER), ("0.*",)).bind(small_task())
     with isolated(KEY):
         held = method.client_update(received, {}, data, client, KEY)
     with isolated(KEY):
@@ -280,11 +297,40 @@ def test_a_prior_knows_nothing_of_private_leaves() -> None:
 
 
 def test_gates_close_units_of_the_shared_part_only() -> None:
-    method: Any = lg_fedsparse(sparsity="high", solver=SOLVER).bind(small_task())
-    assert method._part.groups.count == 6
+    method = inside(lg_fedsparse(sparsity="high", solver=SOLVER).bind(small_task()))
+    assert inside(method.part).groups.count == 6
     with pytest.warns(RuntimeWarning, match="the strongest one is kept"):
         run = done(simulation(lg_fedsparse(lambda0=5.0, threshold_lr=0.2, solver=SOLVER), rounds=4))
     assert run.state.ledger.bytes_up < 4 * 4 * (40 + 1 + 4 * 30)
+
+
+CLOSING = {"lambda0": 1e-3, "threshold_lr": 0.1, "lr": 0.1, "local_epochs": 1, "batch_size": 20}
+
+
+@pytest.mark.filterwarnings("ignore:fedsparse")
+@pytest.mark.parametrize(
+    ("method", "closed"),
+    [
+        (KeepLocal(fedsparse(**CLOSING), ("fc3.*",)), {"fc1", "fc2"}),
+        (KeepLocal(fedsparse(**CLOSING), ("fc1.*",)), {"fc2"}),
+        (KeepLocal(fedsparse(**CLOSING), ("fc3.*",), first_rounds=10), {"fc1", "fc2"}),
+        (lg_fedsparse(global_layers=2, **CLOSING), {"fc1", "fc2"}),
+        (lg_fedsparse(global_layers=2, fedavg_rounds=2, **CLOSING), {"fc1", "fc2"}),
+    ],
+    ids=["last layer", "first layer", "in phase A", "lg_fedsparse", "lg_fedsparse after phase A"],
+)
+def test_a_model_with_closed_units_has_a_file(method: Method, closed: set[str], tmp_path: Path) -> None:
+    images, net = digits(clients=4), partial(mlp, (1, 8, 8), 10, hidden=[24, 16])
+    run = fit(method=method, data=images, model=net, rounds=10, cohort=4, workers=0, eval_every=10, out=tmp_path)
+    assert run.directory is not None
+    found = read_model((run.directory / "model.lac").read_bytes(), net)
+    whole, left = net().state_dict(), run.model.state_dict()
+    smaller = {name for name, leaf in whole.items() if left[name].shape != leaf.shape}
+    assert {name for name in smaller if name.endswith("bias")} == {f"{layer}.bias" for layer in closed}
+    assert found.artifact.kind == "units"
+    x = images.test.tensors()[0]
+    with torch.no_grad():
+        assert torch.equal(found.model()(x), run.model(x))
 
 
 def test_fedsparse_on_the_shared_part_begins_where_fedavg_ended() -> None:
@@ -296,14 +342,14 @@ def test_fedsparse_on_the_shared_part_begins_where_fedavg_ended() -> None:
     started = {name: leaf for name, leaf in states[2].items() if name.startswith("local/")}
     assert started
     assert all(torch.equal(leaf, whole[name.replace("local/", "w/")]) for name, leaf in started.items())
-    begun = run.method.advance(states[1])  # type: ignore[attr-defined]
+    begun = inside(run.method).advance(states[1])
     shared = {name: leaf for name, leaf in begun.items() if name.startswith("part/w/")}
     assert len(shared) + len(started) == len(whole)
     assert all(torch.equal(leaf, whole[name.removeprefix("part/")]) for name, leaf in shared.items())
 
 
 def test_nothing_to_gate_in_the_shared_part() -> None:
-    with pytest.raises(ConfigError, match="no gateable layer"):
+    with pytest.raises(ConfigError, match=r"^what is shared of this model has no gateable layer: gates need"):
         KeepLocal(fedsparse(), ("0.*",)).bind(small_task())
 
 
@@ -327,10 +373,13 @@ def test_codecs_see_the_shared_part_only(up: str) -> None:
         (lambda: lg_fedavg(global_layers=-1), "global layers must not be negative, got -1"),
         (lambda: KeepLocal(feddrop(), ("0.*",)), "feddrop cuts units through the whole model"),
         (lambda: lg_fedavg(fedavg_rounds=3, start="own"), "start = 'own' goes without rounds on the whole model"),
-        (lambda: Depth(), "either shared_layers or fraction"),
+        (lambda: Depth(), "either global_layers or fraction"),
         (lambda: Depth(fraction=1.5), r"must lie in \[0, 1\], got 1.5"),
         (lambda: KeepLocal(fedavg(), ("0.*",), start="mine"), "unknown start 'mine'"),  # type: ignore[arg-type]
         (lambda: KeepLocal(fedavg(), ("0.*",), warmup_epochs=-1), "warmup_epochs must not be negative, got -1"),
+        (lambda: KeepLocal(fedavg(), ("0.*",), warmup_epochs=2), "warmup_epochs and objective need the solver of priv"),
+        (lambda: KeepLocal(fedavg(), ("0.*",), private_epochs=2), "^KeepLocal: private_epochs, .* need the solver of"),
+        (lambda: KeepLocal(fedavg(), ("0.*",), objective=Jigsaw()), "objective need the solver of private leaves"),
         (lambda: lg_fedsparse(fedavg_lr=0.1), "fedavg_lr is the learning rate of fedavg_rounds"),
         (lambda: lg_fedavg(objective="jigsaw", objective_weight=-1.0), "weight of a local objective"),
         (lambda: lg_fedavg(objective="autoencoder", global_layers=9), "a local objective needs private leaves"),
@@ -364,20 +413,20 @@ def test_frozen_and_tied_parameters() -> None:
     [
         (paper_parameters(devices=100, fraction=0.1, parameters=633_226, rounds=725), "5.05e+10"),
         (
-            paper_parameters(devices=100, fraction=0.1, parameters=633_226, rounds=400, shared=34_186, lg_rounds=50),
+            paper_parameters(devices=100, fraction=0.1, parameters=633_226, rounds=400, global_=34_186, lg_rounds=50),
             "2.80e+10",
         ),
         (paper_parameters_mtl(devices=100, parameters=633_226, rounds=400), "5.07e+10"),
         (paper_parameters(devices=100, fraction=0.1, parameters=64_102, rounds=1850), "1.304e+10"),
         (
-            paper_parameters(devices=100, fraction=0.1, parameters=64_102, rounds=1200, shared=2_872, lg_rounds=60),
+            paper_parameters(devices=100, fraction=0.1, parameters=64_102, rounds=1200, global_=2_872, lg_rounds=60),
             "8.48e+09",
         ),
         (paper_parameters_mtl(devices=100, parameters=64_102, rounds=1400), "1.795e+10"),
         (paper_parameters(devices=50, fraction=0.1, parameters=54_042_572, rounds=47), "1.397e+11"),
         (
             paper_parameters(
-                devices=50, fraction=0.1, parameters=54_042_572, rounds=32, shared=5_149_200, lg_rounds=17
+                devices=50, fraction=0.1, parameters=54_042_572, rounds=32, global_=5_149_200, lg_rounds=17
             ),
             "9.99e+10",
         ),
@@ -390,7 +439,7 @@ def test_costs_as_the_paper_prints_them(cost: int, printed: str) -> None:
 
 def test_three_global_layers_do_not_give_the_printed_cost() -> None:
     """The text's 99,978 global parameters are not those of its table."""
-    cost = paper_parameters(devices=100, fraction=0.1, parameters=633_226, rounds=400, shared=99_978, lg_rounds=50)
+    cost = paper_parameters(devices=100, fraction=0.1, parameters=633_226, rounds=400, global_=99_978, lg_rounds=50)
     assert f"{cost:.3e}" == "2.841e+10"
 
 
@@ -407,8 +456,8 @@ AIMING = lg_fedavg(goal=0.6, solver=SOLVER)
 
 def aiming(method: Any = AIMING, *, rounds: int = 12, workers: int = 0, up: str = "float32") -> Simulation:
     link = Link(parse(up), parse("float32"))
-    schedule = Schedule(rounds=rounds, cohort=4, workers=workers, eval_every=2)
-    return Simulation(method, small_task(), HELD, link, schedule, seed=0)
+    schedule = Schedule(rounds=rounds, cohort=4, eval_every=2)
+    return Simulation(method, small_task(), HELD, link, schedule, seed=0, workers=workers, evaluations=EVALUATIONS)
 
 
 def test_phase_a_ends_at_the_first_evaluation_that_reaches_the_goal() -> None:
@@ -419,7 +468,7 @@ def test_phase_a_ends_at_the_first_evaluation_that_reaches_the_goal() -> None:
     for record in judged:
         assert (record["validation_accuracy"] >= 0.6) >= (record["round"] == ended)
         assert record["round"] >= ended or record["validation_accuracy"] < 0.6
-        assert ("shared_parameters" in record) == (record["round"] > ended)
+        assert ("global_parameters" in record) == (record["round"] > ended)
 
 
 def test_a_goal_gives_what_the_same_rounds_counted_give() -> None:

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.methods.conftest import inside
 
 from laconic.codecs import parse
-from laconic.core import ConfigError, Tree
+from laconic.core import ConfigError, Method, Tree
 from laconic.engine import Link, Schedule, Simulation, unpack
+from laconic.evaluations import EVALUATIONS
 from laconic.methods import MultiTask, Solver, mtl
 from laconic.testing import check_method, small_federation, small_task
 
@@ -17,8 +19,8 @@ FEDERATION = small_federation()
 
 def simulation(method: Any, *, cohort: int, rounds: int = 3) -> Simulation:
     link = Link(parse("float32"), parse("float32"))
-    schedule = Schedule(rounds=rounds, cohort=cohort, workers=0, eval_every=1)
-    return Simulation(method, small_task(), FEDERATION, link, schedule, seed=0)
+    schedule = Schedule(rounds=rounds, cohort=cohort, eval_every=1)
+    return Simulation(method, small_task(), FEDERATION, link, schedule, seed=0, workers=0, evaluations=EVALUATIONS)
 
 
 def own(run: Simulation) -> dict[int, Tree]:
@@ -28,9 +30,9 @@ def own(run: Simulation) -> dict[int, Tree]:
     }
 
 
-def gradients(method: MultiTask, weights: list[Tree], device: int) -> Tree:
+def gradients(method: Method, weights: list[Tree], device: int) -> Tree:
     """What the method adds to the gradient of a device."""
-    bound = method.bind(small_task())
+    bound: MultiTask = inside(method.bind(small_task()))
     names = bound.task.trainable
     mean = {name: torch.stack([w[name] for w in weights]).mean(dim=0) for name in names}
     added = [torch.zeros_like(weights[device][name]) for name in names]

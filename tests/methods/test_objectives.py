@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.methods.conftest import inside
 from torch import nn
 
 from laconic.core import ClientData, ClientInfo, ConfigError, DataError, Key, Part, Task, Tree, num_values
@@ -36,7 +37,7 @@ def image_task() -> Task:
 
 
 def bound(objective: Any, **settings: Any) -> Any:
-    return KeepLocal(fedavg(solver=SOLVER), ("1.*",), objective=objective, **settings).bind(image_task())
+    return KeepLocal(fedavg(solver=SOLVER), ("1.*",), objective=objective, solver=SOLVER, **settings).bind(image_task())
 
 
 def turn(method: Any, personal: Tree | None = None, data: ClientData | None = None) -> Any:
@@ -90,7 +91,7 @@ def test_a_step_of_the_adversary_leaves_the_model_alone_and_lowers_its_loss() ->
     losses = []
     for _ in range(20):
         losses.append(side.adversary_loss(representation(task.module, "1", x), marks).item())
-        side.prepare(x, marks)
+        side.before_step(x, marks)
     assert losses[-1] < losses[0]
     assert all(torch.equal(p, old) for p, old in zip(task.module.parameters(), before, strict=True))
 
@@ -104,7 +105,7 @@ def test_a_stronger_opponent_learns_more_from_a_mini_batch() -> None:
     }.items():
         task, side, data = contest(1.0, **opponent)
         x, marks = data.train.tensors()[0], data.train.protected[data.train.index]  # type: ignore[index]
-        side.prepare(x, marks)
+        side.before_step(x, marks)
         after[name] = side.adversary_loss(representation(task.module, "1", x), marks).item()
     assert after["ten steps"] < after["one step"]
     assert after["adam"] < after["one step"]
@@ -170,7 +171,7 @@ def test_a_stronger_lambda_is_no_weaker_decay() -> None:
     after = []
     for weight in (0.1, 10.0):
         _, side, data = contest(weight, steps=20, optimizer="adam", lr=0.01, weight_decay=0.1)
-        side.prepare(data.train.tensors()[0], data.train.protected[data.train.index])  # type: ignore[index]
+        side.before_step(data.train.tensors()[0], data.train.protected[data.train.index])  # type: ignore[index]
         after.append([leaf.detach() for leaf in side.net.parameters()])
     for weak, strong in zip(*after, strict=True):
         torch.testing.assert_close(weak, strong, rtol=1e-3, atol=1e-4)
@@ -234,7 +235,7 @@ def test_jigsaw_needs_images_that_can_be_cut() -> None:
     x, y = torch.rand(6, 1, 3, 4), torch.zeros(6, dtype=torch.int64)
     odd = ClientData(Part.whole(x, y), Part.whole(x, y))
     task = Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 3)))
-    method = KeepLocal(fedavg(solver=SOLVER), ("1.*",), objective=Jigsaw()).bind(task)
+    method = KeepLocal(fedavg(solver=SOLVER), ("1.*",), objective=Jigsaw(), solver=SOLVER).bind(task)
     with pytest.raises(ConfigError, match=r"jigsaw needs images whose sides are even, got inputs of shape \(1, 3, 4\)"):
         turn(method, data=odd)
     with pytest.raises(ConfigError, match="permutations must lie between 2 and 24, got 25"):
@@ -255,13 +256,13 @@ def test_a_puzzle_is_the_same_pixels_in_another_order() -> None:
 
 
 def test_an_autoencoder_keeps_the_laws() -> None:
-    method = KeepLocal(fedavg(solver=SOLVER), ("0.*",), objective=Autoencoder(hidden=4))
+    method = KeepLocal(fedavg(solver=SOLVER), ("0.*",), objective=Autoencoder(hidden=4), solver=SOLVER)
     check_method(method, task=small_task(), workers=0)
 
 
 def test_the_networks_of_the_fairness_experiment() -> None:
     task = Task(lambda: models.build("lg_adult", {}, given=((93,), 2)))
-    method: Any = lg_fedavg(global_layers=3, objective="adversary").bind(task)
+    method: Any = inside(lg_fedavg(global_layers=3, objective="adversary").bind(task))
     assert num_values({name: task.spec[name] for name in method.private}) == 5_120
     assert num_values(method.message_spec({})) == 2_145
     assert method._tap == "fc3"

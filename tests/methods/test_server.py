@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.methods.conftest import definition
 from torch import Tensor, nn
 
 from laconic.codecs import float32
 from laconic.core import ClientInfo, ConfigError, Key, Reply, Tree, prefixed, spec_of, subtree, tree_sha256
 from laconic.engine import Link, Schedule, Simulation, pack, unpack
+from laconic.evaluations import EVALUATIONS
 from laconic.methods import ServerOptimizer, Solver, fedopt
 from laconic.methods.catalogue import methods
 from laconic.testing import small_federation, small_task
@@ -161,7 +163,6 @@ def test_running_statistics_are_averaged_not_optimised() -> None:
 
 def test_the_state_grows_once_and_keeps_its_form() -> None:
     task = small_task()
-    schedule = Schedule(rounds=1, cohort=3, workers=0)
     specs = []
     for rounds in (1, 2, 3):
         simulation = Simulation(
@@ -169,8 +170,10 @@ def test_the_state_grows_once_and_keeps_its_form() -> None:
             task,
             small_federation(),
             Link(float32(), float32()),
-            Schedule(**{**vars(schedule), "rounds": rounds}),
+            Schedule(rounds=rounds, cohort=3),
             seed=0,
+            workers=0,
+            evaluations=EVALUATIONS,
         )
         list(simulation)
         specs.append(spec_of(simulation.state.server))
@@ -212,7 +215,8 @@ def test_names_are_of_any_case() -> None:
 
 def test_a_configuration_says_the_same_as_python() -> None:
     made = methods.build("fedopt", {"server": {"name": "sgd", "lr": 1, "options": {"momentum": 0.9}}, "mu": 0.1})
-    assert made == fedopt(server=ServerOptimizer("sgd", 1.0, {"momentum": 0.9}), mu=0.1)
+    assert definition(made) == definition(fedopt(server=ServerOptimizer("sgd", 1.0, {"momentum": 0.9}), mu=0.1))
+    assert definition(made) != definition(fedopt(server=ServerOptimizer("sgd", 1.0, {"momentum": 0.8}), mu=0.1))
 
 
 def test_prefixes_do_not_meet() -> None:

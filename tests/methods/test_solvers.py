@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laconic.core import ClientInfo, ConfigError, Key, Part, Task, Tree, isolated, read_state, tree_sha256, write_state
-from laconic.methods import Gaussian, Laplace, Latent, Pull, Solver, adam, fedavg, fit, sgd
+from laconic.methods import Gaussian, Laplace, Latent, Pull, Solver, adam, fedavg, sgd, solve
 from laconic.methods.catalogue import methods
 from laconic.testing import small_federation, small_task
 
@@ -40,7 +40,7 @@ def fitted(
     task = task or Task(net)
     task.load(start(task))
     with isolated(KEY):
-        fit(task, part, solver, round=round, key=key, pull=pull)
+        solve(task, part, solver, round=round, key=key, pull=pull)
     return {name: leaf.clone() for name, leaf in read_state(task.module).items()}
 
 
@@ -170,7 +170,7 @@ def test_projections_come_after_the_step_with_its_learning_rate() -> None:
 def steps(solver: Solver, part: Part = CLIENT.train, build: Callable[[], nn.Module] = net) -> int:
     task = Task(build)
     task.load(start(task))
-    return fit(task, part, solver, round=1, key=KEY).steps
+    return solve(task, part, solver, round=1, key=KEY).steps
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_every_epoch_sees_every_example_once_in_another_order() -> None:
 
     task = Task(Watch, loss=F.mse_loss, metrics={}, outputs="values")
     rows = torch.arange(10.0)
-    fit(
+    solve(
         task,
         Part(rows, rows, torch.tensor([3, 1, 4, 5, 9, 2, 6])),
         Solver(local_epochs=3, batch_size=3),
@@ -233,7 +233,7 @@ def test_a_client_without_examples_stays_where_it_is() -> None:
     for solver in (Solver(local_epochs=2), Solver(local_steps=2)):
         task = Task(net)
         assert_same_bits(fitted(solver, part=nobody, task=task), start(task))
-        assert fit(task, nobody, solver, round=1, key=KEY) == (0.0, 0)
+        assert solve(task, nobody, solver, round=1, key=KEY) == (0.0, 0)
 
 
 def test_the_loss_is_the_mean_over_steps() -> None:
@@ -244,7 +244,7 @@ def test_the_loss_is_the_mean_over_steps() -> None:
     with torch.no_grad():
         for x, y in batches(solver):
             losses.append(F.cross_entropy(task.module(x), y))
-    result = fit(task, CLIENT.train, solver, round=1, key=KEY)
+    result = solve(task, CLIENT.train, solver, round=1, key=KEY)
     assert result.loss == pytest.approx(float(torch.stack(losses).mean()), rel=1e-6)
 
 
@@ -402,7 +402,7 @@ def test_clip_norm_shortens_long_gradients_only() -> None:
         task = Task(lambda: torch.nn.Linear(4, 3))
         write_state(task.module, task.init(Key.from_seed(0)))
         solver = Solver(lr=1.0, local_steps=1, batch_size=12, clip_norm=clip)
-        fit(task, part, solver, round=1, key=Key.from_seed(0))
+        solve(task, part, solver, round=1, key=Key.from_seed(0))
         return [p.detach().clone() for p in task.module.parameters()]
 
     start = list(Task(lambda: torch.nn.Linear(4, 3)).init(Key.from_seed(0)).values())
@@ -436,7 +436,7 @@ def test_what_stands_in_for_all_weights_is_trained_in_their_place(optimizer: Any
         return [gradient * leaf.exp() for gradient, leaf in zip(gradients, trained, strict=True)]
 
     task.load(first)
-    fit(task, CLIENT.train, solver, round=1, key=KEY, latent=Latent(draw, learn, trained=logs))
+    solve(task, CLIENT.train, solver, round=1, key=KEY, latent=Latent(draw, learn, trained=logs))
     assert tree_sha256(read_state(task.module)) == tree_sha256(first)  # nobody trained those
 
     own = [leaf.log().requires_grad_() for leaf in first.values()]
@@ -471,7 +471,7 @@ def test_with_a_memory_two_fits_are_one(solver: Solver) -> None:
     for _ in range(2):
         before = tree_sha256(memory)
         kept = dict(memory)
-        fit(task, CLIENT.train, replace(solver, local_steps=3), round=1, key=KEY, memory=memory)
+        solve(task, CLIENT.train, replace(solver, local_steps=3), round=1, key=KEY, memory=memory)
         assert tree_sha256(kept) == before  # tensors are replaced, not written to
         ends.append(len(memory))
     twice = read_state(task.module)
@@ -480,7 +480,7 @@ def test_with_a_memory_two_fits_are_one(solver: Solver) -> None:
     assert (ends[0] > 0) == remembers
     task.load(start(task))
     for _ in range(2):
-        fit(task, CLIENT.train, replace(solver, local_steps=3), round=1, key=KEY)
+        solve(task, CLIENT.train, replace(solver, local_steps=3), round=1, key=KEY)
     forgetful = read_state(task.module)
     same = all(torch.allclose(forgetful[name], leaf, atol=1e-5) for name, leaf in whole.items())
     assert same != remembers

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.methods.conftest import inside
 from torch import Tensor, nn
 
 from laconic import codecs, data, fit
@@ -17,6 +18,7 @@ from laconic.core import (
     ClientInfo,
     ConfigError,
     Key,
+    Method,
     Reply,
     Shared,
     Task,
@@ -28,9 +30,10 @@ from laconic.core import (
     subtree,
 )
 from laconic.engine import Link, Schedule, Simulation, to_everyone
+from laconic.evaluations import EVALUATIONS
 from laconic.experiment import make_task
 from laconic.methods import ServerOptimizer, Solver, SpikeSlab, fedopt, fedsparse
-from laconic.methods.spike_slab import Posterior, hard, hard_slope, inverse_softplus
+from laconic.methods.spike_slab import GatePosterior, hard, hard_slope, inverse_softplus
 from laconic.models import initialize, lenet5_fs, mlp, num_parameters, resnet20_gn
 
 KEY = Key.from_seed(3)
@@ -45,8 +48,8 @@ def _task(hidden: tuple[int, ...] = (12,)) -> Task:
     return Task(lambda: mlp((8, 8), 10, hidden=hidden), initialize=initialize)
 
 
-def _bound(method: SpikeSlab | None = None, task: Task | None = None) -> SpikeSlab:
-    return (method or fedsparse(solver=SHORT)).bind(task or _task())
+def _bound(method: Method | None = None, task: Task | None = None) -> SpikeSlab:
+    return inside((method or fedsparse(solver=SHORT)).bind(task or _task()))
 
 
 def _reply(method: SpikeSlab, server: Tree, gates: Tensor, deltas: Tree | None = None, client: int = 0) -> Reply:
@@ -60,11 +63,12 @@ def _reply(method: SpikeSlab, server: Tree, gates: Tensor, deltas: Tree | None =
     return Reply(ClientInfo(client, 1, 10), message, received)
 
 
-def _simulation(method: object, *, rounds: int, seed: int = 0, workers: int = 0, model: str = "mlp") -> Simulation:
+def _simulation(method: Method, *, rounds: int, seed: int = 0, workers: int = 0, model: str = "mlp") -> Simulation:
     federation = data.digits(clients=10)
-    schedule = Schedule(rounds=rounds, cohort=4, eval_every=rounds, workers=workers)
+    schedule = Schedule(rounds=rounds, cohort=4, eval_every=rounds)
     task = make_task(federation, model, {})
-    return Simulation(method, task, federation, Link(FLOAT32, FLOAT32), schedule, seed=seed)  # type: ignore[arg-type]
+    link = Link(FLOAT32, FLOAT32)
+    return Simulation(method, task, federation, link, schedule, seed=seed, workers=workers, evaluations=EVALUATIONS)
 
 
 # --- (a) to (i) ------------------------------------------------------------------------------------------------------
@@ -74,13 +78,13 @@ def _simulation(method: object, *, rounds: int, seed: int = 0, workers: int = 0,
     "net", [lambda: lenet5_fs((3, 32, 32), 10), lambda: resnet20_gn((3, 32, 32), 10), lambda: mlp((8, 8), 10)]
 )
 def test_a_every_gate_begins_at_theta_099(net: object) -> None:
-    method = fedsparse().bind(Task(net, initialize=initialize))  # type: ignore[arg-type]
+    method = _bound(fedsparse(), Task(net, initialize=initialize))  # type: ignore[arg-type]
     theta = method.margins(method.init(KEY))["theta"]
     assert torch.allclose(theta, torch.full_like(theta, 0.99), atol=1e-6, rtol=0)
 
 
 def test_a_tiny_groups_get_the_smallest_threshold() -> None:
-    method = fedsparse(structured=False).bind(_task())
+    method = _bound(fedsparse(structured=False))
     server = method.init(KEY)
     margins, norms = method.margins(server), method.groups.norms(subtree("w", server), torch.float64)
     small = norms < 1e-3 * math.log(99)
@@ -109,7 +113,7 @@ def test_b_gradient_of_the_thresholds_is_that_of_the_written_loss() -> None:
     server = method.init(KEY)
     start, module = subtree("w", server), task.module
     margins = 0.4 * torch.randn(method.groups.count, generator=KEY.torch())
-    posterior = Posterior.at(method, start, margins, KEY)
+    posterior = GatePosterior.at(method, start, margins, KEY)
     moved = {name: leaf + 0.05 * torch.randn(leaf.shape, generator=KEY.torch()) for name, leaf in start.items()}
     task.load(moved)
     weights: list[Tensor] = list(module.parameters())
@@ -186,7 +190,7 @@ def test_f_without_gates_and_penalties_it_is_fedadam_bit_for_bit() -> None:
     sparse = _simulation(fedsparse(lambda0=0.0, xi=0.0, gates="open", server=server, solver=SHORT), rounds=4)
     plain = _simulation(fedopt(server=server, solver=SHORT), rounds=4)
     for ours, theirs in zip(sparse, plain, strict=True):
-        assert ours["train_loss"] == theirs["train_loss"]
+        assert ours.clients["train_loss"] == theirs.clients["train_loss"]
         ours_now, theirs_now = subtree("w", sparse.state.server), subtree("w", plain.state.server)
         assert all(torch.equal(ours_now[name], leaf) for name, leaf in theirs_now.items())
     assert ours["global_accuracy"] == theirs["global_accuracy"]
@@ -229,7 +233,8 @@ def test_g_bytes_fall_with_every_dead_group() -> None:
 
 @pytest.mark.parametrize("net", [lambda: lenet5_fs((3, 32, 32), 10), lambda: resnet20_gn((3, 32, 32), 100)])
 def test_h_an_all_alive_round_is_4_bytes_per_value_and_bitmaps(net: object) -> None:
-    method = fedsparse(gates="open", solver=Solver(local_steps=1)).bind(Task(net, initialize=initialize))  # type: ignore[arg-type]
+    task = Task(net, initialize=initialize)  # type: ignore[arg-type]
+    method = _bound(fedsparse(gates="open", solver=Solver(local_steps=1)), task)
     count, size = method.groups.count, num_values(method.task.spec)
     received = method.broadcast(method.init(KEY), ONE, KEY)
     down, _ = FLOAT32.encode(received, Shared(KEY), {})
@@ -242,7 +247,7 @@ def test_h_an_all_alive_round_is_4_bytes_per_value_and_bitmaps(net: object) -> N
 
 def test_messages_are_as_long_as_the_formulas_say() -> None:
     """ceil(G/8) + 4(d_alive + G_alive + d_free) down, ceil(G_alive/8) + 4(d_z + d_free) up."""
-    method = fedsparse(solver=SHORT).bind(Task(lambda: lenet5_fs((1, 28, 28), 62), initialize=initialize))
+    method = _bound(task=Task(lambda: lenet5_fs((1, 28, 28), 62), initialize=initialize))
     server = method.init(KEY)
     alive = torch.rand(608, generator=KEY.torch()) < 0.7
     server["alive"] = alive
@@ -271,7 +276,7 @@ def test_messages_are_as_long_as_the_formulas_say() -> None:
 def test_i_one_sample_gradients_are_unbiased_and_the_closed_form_is_not() -> None:
     """Two clients, one weight: π = (0.9, 0.2), w_s = (1, 3), all outcomes with their probabilities."""
     task = Task(lambda: nn.Sequential(nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False)))
-    method = fedsparse(prune=False, server=ServerOptimizer("sgd", lr=1.0)).bind(task)
+    method = _bound(fedsparse(prune=False, server=ServerOptimizer("sgd", lr=1.0)), task)
     server = {**method.init(KEY), "w/0.weight": torch.full((2, 1), 0.5)}
     gradient = closed = 0.0
     for z in itertools.product([False, True], repeat=2):
@@ -401,10 +406,10 @@ def test_the_same_key_gives_the_same_turn_and_dead_gates_stay_closed() -> None:
 
 
 def test_l0_counts_weights_or_groups() -> None:
-    by_weight = Posterior.at(
+    by_weight = GatePosterior.at(
         _bound(fedsparse(xi=0.0, lambda0=1e-3)), subtree("w", _bound().init(KEY)), torch.zeros(12), KEY
     )
-    by_group = Posterior.at(
+    by_group = GatePosterior.at(
         _bound(fedsparse(xi=0.0, lambda0=1e-3, l0_count="groups")),
         subtree("w", _bound().init(KEY)),
         torch.zeros(12),
@@ -415,7 +420,7 @@ def test_l0_counts_weights_or_groups() -> None:
 
 
 def test_extreme_margins_stay_finite() -> None:
-    posterior = Posterior.at(_bound(), subtree("w", _bound().init(KEY)), torch.linspace(-5, 5, 12), KEY)
+    posterior = GatePosterior.at(_bound(), subtree("w", _bound().init(KEY)), torch.linspace(-5, 5, 12), KEY)
     assert bool(posterior.price.isfinite().all())
     assert float(posterior.price.abs().max()) <= 1e-4 * 13.9 + 1.3e-5 * 64
     assert bool(posterior.v.isfinite().all())
@@ -426,7 +431,7 @@ def test_extreme_margins_stay_finite() -> None:
 
 def test_the_global_model_is_physically_smaller_and_equal() -> None:
     task = Task(lambda: resnet20_gn((3, 16, 16), 10), initialize=initialize)
-    method = fedsparse().bind(task)
+    method = _bound(fedsparse(), task)
     server = method.init(KEY)
     server["v"] += 10.0 * (torch.rand(method.groups.count, generator=KEY.torch()) < 0.5)
     net = method.global_model(server)
@@ -437,8 +442,8 @@ def test_the_global_model_is_physically_smaller_and_equal() -> None:
         assert torch.allclose(net(x), masked(x), atol=1e-5)
     assert num_parameters(net) < 0.5 * num_parameters(masked)
     figures = method.metrics(server)
-    assert 0.4 < figures["sparsity"] < 0.6
-    assert 0.0 < figures["sparsity/layer3.2.conv2"] < 1.0
+    assert 0.4 < figures["removed"] < 0.6
+    assert 0.0 < figures["closed/layer3.2.conv2"] < 1.0
     assert figures["alive_groups"] == int(method.standing(server).sum())
 
 
@@ -448,8 +453,8 @@ def test_it_learns_digits_with_its_defaults(setting: dict[str, object]) -> None:
     *_, last = simulation
     assert not last["rejected"]
     assert last["global_accuracy"] > 0.8
-    assert isinstance(simulation.method, SpikeSlab)
-    assert 0 <= simulation.method.metrics(simulation.state.server)["sparsity"] < 1
+    assert isinstance(inside(simulation.method), SpikeSlab)
+    assert 0 <= simulation.method.metrics(simulation.state.server)["removed"] < 1
 
 
 @pytest.mark.parametrize(
@@ -477,7 +482,7 @@ def test_margins_keep_every_theta_when_weights_are_rounded() -> None:
     rounded = codec.decode(blob, spec, shared)
     start = method._unpacked(rounded)
     assert not torch.allclose(method.groups.norms(start), method.groups.norms(subtree("w", server)), atol=1e-3)
-    pi = Posterior.at(method, start, tree["#margins"], KEY).probabilities(start)
+    pi = GatePosterior.at(method, start, tree["#margins"], KEY).probabilities(start)
     assert torch.allclose(pi, torch.tensor(0.99), atol=1e-5)
 
 
@@ -494,7 +499,7 @@ def test_workers_make_no_difference() -> None:
 def test_presets_and_lambda0() -> None:
     """Presets are what was calibrated on LeNet5-FS, and follow the size of a model's largest groups."""
     task = Task(lambda: lenet5_fs((3, 32, 32), 10))
-    found = [fedsparse(sparsity=s).bind(task).penalty for s in ("low", "mid", "high")]
+    found = [_bound(fedsparse(sparsity=s), task).penalty for s in ("low", "mid", "high")]
     assert found == pytest.approx([2.85e-7, 5e-7, 1.5e-6], rel=2e-3)
     assert _bound(fedsparse()).penalty == pytest.approx(5e-7 * 1600 / 64, rel=2e-3)
     assert _bound(fedsparse(l0_count="groups")).penalty == pytest.approx(5e-7 * 1600, rel=2e-3)
@@ -521,7 +526,7 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object], said: st
 
 
 def test_models_without_gates_are_refused_when_the_run_is_set_up() -> None:
-    with pytest.raises(ConfigError, match="no gateable layer"):
+    with pytest.raises(ConfigError, match=r"^this model has no gateable layer"):
         fedsparse().bind(Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))))
     with pytest.raises(ConfigError, match="Sigmoid"):
         fedsparse().bind(Task(lambda: nn.Sequential(nn.Linear(64, 8), nn.Sigmoid(), nn.Linear(8, 10))))

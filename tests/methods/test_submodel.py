@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.methods.conftest import inside
 from torch import Tensor, nn
 
 from laconic import codecs, data
@@ -23,6 +24,7 @@ from laconic.core import (
     subtree,
 )
 from laconic.engine import Link, Schedule, Simulation
+from laconic.evaluations import EVALUATIONS
 from laconic.experiment import make_task
 from laconic.methods import ServerOptimizer, Solver, SubModel, fedavg, feddrop, fedopt
 from laconic.models import initialize, lenet5_fs, mlp, num_parameters, resnet18, resnet20_gn
@@ -34,12 +36,12 @@ SHORT = Solver(lr=0.1, local_steps=3, batch_size=8)
 
 def _lenet(**settings: object) -> SubModel:
     task = Task(lambda: lenet5_fs((3, 32, 32), 10), initialize=initialize)
-    return feddrop(**settings).bind(task)  # type: ignore[arg-type]
+    return inside(feddrop(**settings).bind(task))
 
 
 def _resnet(**settings: object) -> SubModel:
     task = Task(lambda: resnet20_gn((3, 16, 16), 10), initialize=initialize)
-    return feddrop(**settings).bind(task)  # type: ignore[arg-type]
+    return inside(feddrop(**settings).bind(task))
 
 
 def _client(number: int, round: int = 1) -> ClientInfo:
@@ -49,9 +51,10 @@ def _client(number: int, round: int = 1) -> ClientInfo:
 def _simulation(method: Method, *, rounds: int, workers: int = 0, model: str = "mlp") -> Simulation:
     federation = data.digits(clients=10)
     link = Link(codecs.parse("float32"), codecs.parse("float32"))
-    schedule = Schedule(rounds=rounds, cohort=4, eval_every=rounds, workers=workers)
+    schedule = Schedule(rounds=rounds, cohort=4, eval_every=rounds)
     settings = {"hidden": [24, 16]} if model == "mlp" else {}
-    return Simulation(method, make_task(federation, model, settings), federation, link, schedule, seed=0)
+    task = make_task(federation, model, settings)
+    return Simulation(method, task, federation, link, schedule, seed=0, workers=workers, evaluations=EVALUATIONS)
 
 
 def _moved(method: SubModel, server: Tree, received: Tree, by: float) -> Tree:
@@ -246,7 +249,7 @@ def test_with_rates_of_0_it_is_fedavg_or_fedadam_bit_for_bit(server: ServerOptim
     off = feddrop(conv_rate=0.0, fc_rate=0.0, first_rate=0.0, server=server, solver=SHORT)
     ours, theirs = _simulation(off, rounds=3, model=model), _simulation(parent, rounds=3, model=model)
     for mine, yours in zip(ours, theirs, strict=True):
-        assert mine["train_loss"] == yours["train_loss"]
+        assert mine.clients["train_loss"] == yours.clients["train_loss"]
         expected = subtree("w", theirs.state.server)
         assert all(torch.equal(subtree("w", ours.state.server)[name], leaf) for name, leaf in expected.items())
     assert mine["global_accuracy"] == yours["global_accuracy"]
@@ -268,7 +271,7 @@ def test_the_papers_gibibytes(
     net: object, settings: dict[str, float], rounds: int, fedavg_gib: float, feddrop_gib: float
 ) -> None:
     task = Task(net)  # type: ignore[arg-type]
-    average, drop = fedavg().bind(task), feddrop(**settings).bind(task)  # type: ignore[arg-type]
+    average, drop = fedavg().bind(task), feddrop(**settings).bind(task)
     whole = read_state(task.module)
     received = drop.broadcast(drop.init(KEY), _client(0), KEY)
     message = {name: leaf for name, leaf in received.items() if name != "#seed"}
@@ -317,7 +320,7 @@ def test_workers_make_no_difference() -> None:
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
 def test_rates_outside_0_and_1_are_refused(name: str, rate: float) -> None:
     with pytest.raises(ConfigError, match=name):
-        feddrop(**{name: rate})  # type: ignore[arg-type]
+        feddrop(**{name: rate})
 
 
 def test_models_that_cannot_be_cut_are_refused_when_the_run_is_set_up() -> None:
@@ -326,4 +329,4 @@ def test_models_that_cannot_be_cut_are_refused_when_the_run_is_set_up() -> None:
     with pytest.raises(ConfigError, match="LSTM"):
         feddrop().bind(Task(lambda: nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4), nn.Linear(4, 2))))
     with pytest.raises(ConfigError, match="streams"):
-        feddrop(streams="none")  # type: ignore[arg-type]
+        feddrop(streams="none")

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.methods.conftest import inside
 from torch import nn
 
 from laconic import data, fit, vardrop
-from laconic.core import ClientInfo, Key, Reply, Task, Tree, resolve, subtree
+from laconic.core import ALONE, ClientInfo, Key, Method, Population, Reply, Task, Tree, resolve, subtree
 from laconic.engine import to_everyone
 from laconic.methods import Averaged, Solver
 from laconic.methods.variational import Fold, put, taken
@@ -19,10 +20,18 @@ KEY = Key.from_seed(7)
 SOLVER = Solver(optimizer="adam", lr=1e-2, local_steps=4, batch_size=4)
 
 
-def _bound(**settings: Any) -> Averaged:
-    method = vardrop(**{"solver": SOLVER, **settings})
+def _task() -> Task:
+    return Task(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
+
+
+def _method(**settings: Any) -> Method:
+    return vardrop(**{"solver": SOLVER, **settings})
+
+
+def _bound(population: Population = ALONE, **settings: Any) -> Averaged:
+    method = inside(_method(**settings).bind(_task(), population))
     assert isinstance(method, Averaged)
-    return method.bind(Task(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))))
+    return method
 
 
 def _update(method: Averaged, server: Tree, client: int = 3) -> Any:
@@ -58,7 +67,7 @@ def test_the_kl_counts_once_for_all_clients_or_once_for_each() -> None:
     part = small_federation().client(3).train
     slopes = {}
     for size in ("local", "federation"):
-        method = _bound(kl_size=size).prepare(clients=5, cohort=2)
+        method = _bound(Population(5, 2), kl_size=size)
         weights = [torch.full((1,), 0.3) for _ in method.form.task.trainable]
         gradients = [torch.zeros(1) for _ in weights]
         pull = method._pull(1, part).gradient
@@ -110,7 +119,8 @@ def test_sigma_is_private_unless_it_is_shared(share_alpha: bool) -> None:
     method = _bound(share_alpha=share_alpha)
     _, update = _update(method, method.init(KEY))
     own = subtree("own", update.personal)
-    assert method.stateful is not share_alpha
+    bound = _method(share_alpha=share_alpha).bind(_task())
+    assert bound.personal is bound.own_model is not share_alpha
     assert bool(own) is not share_alpha
     assert ("0.log_sigma2" in update.message) is share_alpha
     moved = update.message["0.log_sigma2"] if share_alpha else own["0.log_sigma2"] + 10
@@ -147,7 +157,7 @@ def test_it_learns_with_partial_participation_and_prunes() -> None:
         solver=Solver(optimizer="adam", lr=5e-3, local_steps=10, batch_size=32),
     )
     federation = data.digits(clients=6, partition={"kind": "dirichlet", "alpha": 1.0})
-    run = fit(method=method, data=federation, rounds=12, cohort=3, workers=0, eval_every=12, local_eval=False)
+    run = fit(method=method, data=federation, rounds=12, cohort=3, workers=0, eval_every=12, evaluations=("global",))
     assert run.summary["global_accuracy"] > 0.7
     assert run.summary["nonzero"] < 0.8
     zeros = sum(int((p == 0).sum()) for name, p in run.model.named_parameters() if name.endswith("weight"))

@@ -24,7 +24,7 @@ def make(out: Path, name: str, seed: int, *, rounds: int = 6, **sections: Any) -
         "data": {"source": "digits", "clients": 12, "partition": {"kind": "dirichlet", "alpha": 0.5}},
         "model": {"name": "mlp", "hidden": [8]},
         "link": {},
-        "new_device": {},
+        "newcomer": {},
         **METHODS.get(name, {}),
         **sections,
     }

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 
 import laconic as lc
+from laconic.engine import Record
+from laconic.methods import methods
 from laconic.report import RunRecord, describe, describe_run, find_runs, read_run
 from laconic.report.describe import MOST_POINTS
 
@@ -17,23 +21,22 @@ from laconic.report.describe import MOST_POINTS
 def record(**changes: Any) -> RunRecord:
     """A run as its files say it, without files."""
     config = {"run": {"seed": 0, "rounds": 4}, "method": {"name": "fedavg"}, "data": {"source": "digits"}}
-    history = [{"round": 1, "bytes_up": 10, "bytes_down": 100, "seconds": 0.5, "global_loss": 1.0}]
+    history = [Record(1, {"bytes_up": 10, "bytes_down": 100}, evaluation={"global_loss": 1.0}, seconds=0.5)]
     return replace(RunRecord(Path("runs/one"), config, history, None), **changes)
 
 
-def rounds(number: int, **figures: Any) -> list[dict[str, Any]]:
-    return [
-        {"round": i + 1, "bytes_up": 10 + i, "bytes_down": 1, "seconds": 0.0, "global_loss": 1.0, **figures}
-        for i in range(number)
-    ]
+def rounds(number: int, **figures: Any) -> list[Record]:
+    found = {"global_loss": 1.0, **figures}
+    return [Record(i + 1, {"bytes_up": 10 + i, "bytes_down": 1}, evaluation=found) for i in range(number)]
 
 
 def test_curves_are_those_of_the_records(made: Path) -> None:
     run = read_run(made / "eden-0")
     found = describe_run(run)
-    judged = [r for r in run.history if "global_accuracy" in r]
-    assert found["evaluations"]["round"] == [2, 4, 6] == [r["round"] for r in judged]
-    assert found["evaluations"]["figures"]["global_accuracy"] == pytest.approx([r["global_accuracy"] for r in judged])
+    evaluated = [r for r in run.history if "global_accuracy" in r]
+    assert found["evaluations"]["round"] == [2, 4, 6] == [r["round"] for r in evaluated]
+    figures = found["evaluations"]["figures"]
+    assert figures["global_accuracy"] == pytest.approx([r["global_accuracy"] for r in evaluated])
     for way in ("up", "down"):
         spent = [sum(r[f"bytes_{way}"] for r in run.history[:n]) for n in (2, 4, 6)]
         assert found["evaluations"][way] == spent
@@ -50,13 +53,80 @@ def test_the_spread_over_clients_is_there(made: Path) -> None:
     assert at["p0"] <= at["worst_decile"] <= at["p50"]
 
 
-def test_sparsity_by_layer_however_a_method_says_it(made: Path) -> None:
-    sparse = describe_run(read_run(made / "fedsparse-0"))["evaluations"]["figures"]
-    assert {"sparsity", "sparsity/fc1"} <= set(sparse)
+def test_sparsity_by_layer_is_the_models_own_and_in_old_records_what_methods_said() -> None:
+    """Records of 0.1 have only what is left; where the model was counted, a method's own word does not go before."""
     for word in ("nonzero", "kept"):
         history = rounds(1, **{word: 0.25, f"{word}/fc1": 0.5})
         found = describe_run(record(history=history))["evaluations"]["figures"]
         assert (found["sparsity"], found["sparsity/fc1"]) == ([0.75], [0.5])
+        counted = rounds(1, **{word: 0.25, f"{word}/fc1": 0.5, "sparsity": 0.7, "sparsity/fc1": 0.4})
+        found = describe_run(record(history=counted))["evaluations"]["figures"]
+        assert (found["sparsity"], found["sparsity/fc1"]) == ([0.7], [0.4])
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedsparse", {"lambda0": 1e-3, "threshold_lr": 1e-2}),
+        ("fedsparse", {"lambda0": 1e-3, "threshold_lr": 1e-2, "structured": False}),
+        ("fedpm", {}),
+        ("fedpm", {"evaluate": "ensemble", "samples": 2}),
+        ("vardrop", {"local_steps": 4}),
+        ("lg_fedsparse", {"lambda0": 1e-3, "threshold_lr": 1e-2}),
+        ("fedavg", {}),
+    ],
+)
+def test_table_report_record_and_model_agree_on_sparsity(tmp_path: Path, method: str, settings: dict[str, Any]) -> None:
+    """One meaning: the share of the architecture's parameters that are gone from the final model, cut off or 0."""
+    data = lc.data.digits(clients=4, limit=200)
+    entry = {"mine": {"method": methods.build(method, settings)}}
+    found = lc.compare(entry, data=data, seeds=1, rounds=6, cohort=4, eval_every=3, out=tmp_path, progress=False)
+    (run,) = found.runs["mine"]
+    weights = safetensors.torch.load_file(tmp_path / "mine-s0" / "model.safetensors")
+    left = sum(int(leaf.count_nonzero()) for leaf in weights.values())
+    members = 2 if "samples" in settings else 1
+    truth = 1 - left / (members * run.summary["parameters"])  # type: ignore[index]
+    if method == "fedavg":
+        assert truth == 0.0
+        assert "sparsity" not in run.history[-1]
+    else:
+        assert truth > 0.0
+        assert run.history[-1]["sparsity"] == pytest.approx(truth)
+        assert run.summary["sparsity"] == pytest.approx(truth)  # type: ignore[index]
+    assert found.table[0]["sparsity"] == pytest.approx(truth)
+    assert f"{100 * truth:.2f} %" in found.to_markdown()
+    described = describe_run(read_run(tmp_path / "mine-s0"))
+    assert described["totals"]["sparsity"] == pytest.approx(truth, rel=1e-6)
+    if method != "fedavg":
+        assert described["evaluations"]["figures"]["sparsity"][-1] == described["totals"]["sparsity"]
+
+
+def test_before_anything_is_gone_the_curve_is_at_zero() -> None:
+    history = rounds(3)
+    history[2] = replace(history[2], evaluation={"global_loss": 1.0, "sparsity": 0.5, "sparsity/fc1": 0.25})
+    figures = describe_run(record(history=history))["evaluations"]["figures"]
+    assert figures == {"global_loss": [1, 1, 1], "sparsity": [0, 0, 0.5], "sparsity/fc1": [0, 0, 0.25]}
+    assert "sparsity" not in describe_run(record(history=rounds(3)))["evaluations"]["figures"]
+
+
+def test_a_seed_of_which_nothing_is_gone_counts_as_zero_beside_the_others() -> None:
+    sparse = record(history=rounds(2, sparsity=0.5, **{"sparsity/fc1": 0.25}))
+    dense = record(history=rounds(2), config={**sparse.config, "run": {"seed": 1, "rounds": 4}})
+    other = record(history=rounds(2), config={**sparse.config, "method": {"name": "fedprox"}})
+    described = [describe_run(run) for run in (sparse, dense, other)]
+    found = [run["evaluations"]["figures"] for run in describe(described)["runs"]]
+    assert [figures.get("sparsity") for figures in found] == [[0.5, 0.5], [0, 0], None]
+    assert [figures.get("sparsity/fc1") for figures in found] == [[0.25, 0.25], [0, 0], None]
+    assert "sparsity" not in described[1]["evaluations"]["figures"], "what is given is left as it is"
+
+
+def test_layers_are_gone_by_so_much(tmp_path: Path) -> None:
+    data = lc.data.digits(clients=4, limit=200)
+    run = lc.fit(method=lc.fedpm(), data=data, rounds=2, cohort=4, workers=0)
+    for layer in ("fc1", "fc2"):
+        module = run.model.get_submodule(layer)
+        left, size = (sum(map(count, module.parameters())) for count in (torch.count_nonzero, torch.numel))
+        assert run.history[-1][f"sparsity/{layer}"] == pytest.approx(1 - float(left) / size)
 
 
 def test_runs_that_differ_in_their_seed_are_one_group(made: Path) -> None:
@@ -115,7 +185,7 @@ def test_a_run_that_has_just_begun() -> None:
 
 def test_figures_that_are_absent_or_not_finite() -> None:
     history = rounds(2, global_accuracy=None)
-    history[1]["global_loss"] = float("nan")
+    history[1] = replace(history[1], evaluation={**history[1].evaluation, "global_loss": float("nan")})
     found = describe_run(record(history=history))
     assert found["evaluations"]["figures"] == {"global_loss": [1, None], "global_accuracy": [None, None]}
 
@@ -130,9 +200,9 @@ def test_a_run_made_from_python_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"history": [{"round": 1}]},
-        {"history": [{"round": "x", "bytes_up": 1, "bytes_down": 1, "seconds": 0}]},
-        {"history": [{"round": 1, "bytes_up": None, "bytes_down": 1, "seconds": 0}]},
+        {"history": [Record(1, {})]},
+        {"history": [Record("x", {"bytes_up": 1, "bytes_down": 1})]},  # type: ignore[arg-type]
+        {"history": [Record(1, {"bytes_up": None, "bytes_down": 1})]},  # type: ignore[dict-item]
         {"summary": {"versions": 3}},
         {"summary": {"rounds": [1]}},
     ],

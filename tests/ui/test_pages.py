@@ -135,7 +135,7 @@ def test_nothing_is_shown_and_nothing_breaks(page: Any) -> None:
 def test_layers_are_shown_and_hidden(page: Any) -> None:
     (choice,) = all_of(page, "#sparsity select")
     js(page, "const s = arguments[0]; s.value = 'fedsparse'; s.dispatchEvent(new Event('change'))", choice)
-    until(lambda: len(all_of(page, "#sparsity .layers .chip")) == 2)  # one gated layer, and all
+    until(lambda: len(all_of(page, "#sparsity .layers .chip")) == 3)  # two layers, and all
     before = curves(page, "sparsity")
     click(page, "#sparsity .layers .chip")
     assert curves(page, "sparsity") == before - 1

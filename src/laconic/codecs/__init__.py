@@ -21,8 +21,8 @@ from laconic.codecs.catalogue import (
     float16,
     float32,
     int8,
+    lowrank,
     mask,
-    parse,
     qsgd,
     randk,
     signsgd,
@@ -32,21 +32,25 @@ from laconic.codecs.catalogue import (
     topk,
 )
 from laconic.codecs.check import check_codec
-from laconic.codecs.compose import Coder, Pipeline, Read, Stage, Write
+from laconic.codecs.compose import Coder, Pipeline, Read, Shaped, Stage, Write
 from laconic.codecs.dense import Floats
 from laconic.codecs.entropy import Entropy, read_indices, read_symbols, write_indices, write_symbols
+from laconic.codecs.factorize import LowRank
 from laconic.codecs.feedback import ErrorFeedback, ef
 from laconic.codecs.masks import BitCoder, Coded, Plain
 from laconic.codecs.measure import Measurement, measure
 from laconic.codecs.quantize import Levels, LloydMax, Sign
 from laconic.codecs.rotate import Rotate
+from laconic.codecs.route import ByLeaf, by_leaf
 from laconic.codecs.sparsify import RandomK, Threshold, TopK
 from laconic.codecs.stream import Sink, Source
+from laconic.codecs.text import parse
 from laconic.codecs.wire import BROADCAST, HEADER_BYTES, CodecId, Direction, Header, seal, unseal
 
 __all__ = [
     # the catalogue
     "bfloat16",
+    "by_leaf",
     "codecs",
     "drive",
     "drive_mse",
@@ -55,6 +59,7 @@ __all__ = [
     "float16",
     "float32",
     "int8",
+    "lowrank",
     "mask",
     "parse",
     "qsgd",
@@ -66,6 +71,7 @@ __all__ = [
     "topk",
     # what codecs are made of
     "BitCoder",
+    "ByLeaf",
     "Coded",
     "Coder",
     "Entropy",
@@ -73,11 +79,13 @@ __all__ = [
     "Floats",
     "Levels",
     "LloydMax",
+    "LowRank",
     "Pipeline",
     "Plain",
     "RandomK",
     "Read",
     "Rotate",
+    "Shaped",
     "Sign",
     "Sink",
     "Source",

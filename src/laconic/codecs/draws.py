@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,6 +25,12 @@ def uniform(key: Key, size: int) -> Tensor:
 def bernoulli(key: Key, size: int, probability: float) -> Tensor:
     """Independent bools that are true with a probability below 1."""
     return torch.from_numpy(words(key, size) < np.uint32(probability * 2.0**32))
+
+
+def normal(key: Key, size: int) -> npt.NDArray[np.float64]:
+    """Independent values of N(0, 1), by Box and Muller (1958); machines may differ in their last digits."""
+    radius, angle = (words(key, 2 * size).reshape(2, size) + 0.5) * 2.0**-32
+    return np.asarray(np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle))
 
 
 def flip_signs(values: Tensor, key: Key) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from laconic.codecs.vector import floating
-from laconic.core import Codec, ConfigError, Shared, Spec, Tree, exact_names, spec_of
+from laconic.core import Codec, ConfigError, Shared, Spec, Traits, Tree, exact_names, spec_of, traits_of
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,12 @@ class ErrorFeedback:
         """The number of the codec inside."""
         return self.codec.id
 
+    @property
+    def traits(self) -> Traits:
+        """Those of the codec inside, but for the residual of earlier rounds that a message carries as well."""
+        inner = traits_of(self.codec)
+        return replace(inner, unbiased=inner.exact)
+
     def init_state(self, spec: Spec) -> Tree:
         """No residual yet."""
         ragged = [name for name, leaf in spec.items() if leaf.length is not None]
@@ -44,6 +50,7 @@ class ErrorFeedback:
                 f"{self.text}: error feedback needs messages of one shape, but the length of {ragged[0]!r} varies; "
                 f"write {self.codec.text!r}."
             )
+        self.codec.init_state(spec)  # what the codec inside cannot take is said now
         return {
             name: torch.zeros(leaf.shape, dtype=leaf.dtype) for name, leaf in floating(spec, exact_names(spec)).items()
         }

@@ -47,22 +47,18 @@ def look_up(table: Tensor, symbols: Tensor) -> Tensor:
 class Sign:
     """One bit a value; 0 counts as positive. Decodes to ±S with
 
-    * `mean`: S = ‖x‖₁/d, the least squared error (Seide et al., 2014; after a rotation: DRIVE's minimal-MSE scale),
-    * `unbiased`: S = ‖x‖₂²/‖x‖₁ (after a rotation: DRIVE, Vargaftik et al., 2021),
+    * `mean`: S = ‖x‖₁/d, the least squared error (Seide et al., 2014),
     * `unit`: S = `step`, which both ends know: SignSGD as published (Bernstein et al., 2018) has a step of 1.
     """
 
-    scale: Literal["mean", "unbiased", "unit"] = "mean"
+    scale: Literal["mean", "unit"] = "mean"
     step: float = 1.0
     quantizes: ClassVar[bool] = True
 
     def encode(self, values: Tensor, key: Key, sink: Sink, rest: Write) -> None:
         """Signs, and the scale; nothing but a zero scale for a zero vector."""
         total = sum_of(values.abs())
-        if self.scale == "mean" or not total:
-            scale = total / len(values)
-        else:
-            scale = self.step if self.scale == "unit" else sum_of_squares(values) / total
+        scale = self.step if self.scale == "unit" and total else total / len(values)
         if sink.write_scale(scale):
             rest((values < 0).view(torch.uint8), 2)
 
@@ -128,55 +124,67 @@ class Levels:
         return rest(size, 2 * largest + 1).to(torch.float32).sub_(largest).mul_(scale / self.levels)
 
 
+Groups = list[tuple[int, Tensor | None]]
+"""The values that have so many bits each: a mask, or None for all."""
+
+
 @dataclass(frozen=True)
 class LloydMax:
-    """The nearest of 2^bits values that are best for Gaussian input: EDEN's quantizer (Vargaftik et al., 2022).
+    """The 2^bits values that are best for Gaussian input: EDEN's levels (Vargaftik et al., 2022).
 
-    With z = x/rms(x) and c(z) its nearest value, x becomes S·c(z) with S = ‖x‖²/⟨c(z), x⟩, so that ⟨x̂, x⟩ = ‖x‖²: after
-    a random rotation, an unbiased estimate. Where `bits` is not whole, a pattern that both ends draw gives some values
-    one bit more than the others.
+    Where `bits` is not whole, a pattern that both ends draw gives some values one bit more than the others.
     """
 
     bits: float
-    quantizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
             raise ConfigError(f"LloydMax.bits must be between 1 and 8, got {self.bits}.")
 
-    def encode(self, values: Tensor, key: Key, sink: Sink, rest: Write) -> None:
-        """Scale, then the cells, the group with fewer bits first."""
+    @property
+    def widths(self) -> list[int]:
+        """The whole numbers of bits that values may have."""
+        return sorted({math.floor(self.bits), math.ceil(self.bits)})
+
+    def groups(self, sizes: list[int], key: Key) -> list[Groups]:
+        """Which values have how many bits, in each of several vectors."""
+        if len(self.widths) == 1:
+            return [[(self.widths[0], None)] for _ in sizes]
+        more = torch.split(bernoulli(key, sum(sizes), self.bits % 1), sizes)
+        return [[(self.widths[0], ~mask), (self.widths[1], mask)] for mask in more]
+
+    def round(self, values: Tensor, groups: Groups, *, unbiased: bool) -> tuple[list[Tensor], float]:
+        """The cells of z/rms(z), group by group, and the scale for their values c.
+
+        The scale S is the one for which ⟨S·c, z⟩ = ‖z‖² (`unbiased`), or for which S·c is closest to z.
+        """
         squares = sum_of_squares(values)
         deviation = math.sqrt(squares / len(values))
-        if deviation < SMALLEST:
-            sink.write_scale(0.0)
-            return
-        cells, product = [], 0.0
-        for bits, group in self._groups(len(values), key):
+        cells, product, length = [], 0.0, 0.0
+        for bits, group in groups:
             part = values if group is None else values.masked_select(group)
-            cells.append((cell_of(part, bits, deviation), 1 << bits))
-            product += sum_of(look_up(_centroids(bits), cells[-1][0]).mul_(part))
-        if sink.write_scale(squares / product):
-            for symbols, alphabet in cells:
-                rest(symbols, alphabet)
+            cells.append(cell_of(part, bits, deviation if deviation >= SMALLEST else 1.0))
+            if bits == 1:
+                product += half_centroids(1)[0] * sum_of(part.abs())
+                length += half_centroids(1)[0] ** 2 * len(part)
+            else:
+                nearest = look_up(_centroids(bits), cells[-1])
+                length += 0.0 if unbiased else sum_of_squares(nearest)
+                product += sum_of(nearest.mul_(part))
+        if deviation < SMALLEST:
+            return cells, 0.0
+        return cells, squares / product if unbiased else product / length
 
-    def decode(self, source: Source, size: int, key: Key, rest: Read) -> Tensor:
-        """S·c."""
-        scale = source.read_scale()
-        values = torch.zeros(size)
-        for bits, group in self._groups(size, key) if scale else []:
-            if group is None:
-                return look_up(_centroids(bits) * scale, rest(size, 1 << bits))
+    def read(self, sizes: list[int], key: Key, rest: Read) -> Tensor:
+        """The values c of several vectors, one after the other."""
+        if len(self.widths) == 1:
+            return look_up(_centroids(self.widths[0]), rest(sum(sizes), 1 << self.widths[0]))
+        more = bernoulli(key, sum(sizes), self.bits % 1)
+        values = torch.zeros(sum(sizes))
+        for bits, group in zip(self.widths, (~more, more), strict=True):
             symbols = rest(int(torch.count_nonzero(group)), 1 << bits)
-            values.masked_scatter_(group, look_up(_centroids(bits) * scale, symbols))
+            values.masked_scatter_(group, look_up(_centroids(bits), symbols))
         return values
-
-    def _groups(self, size: int, key: Key) -> list[tuple[int, Tensor | None]]:
-        whole = math.floor(self.bits)
-        if whole == self.bits:
-            return [(whole, None)]
-        more = bernoulli(key, size, self.bits - whole)
-        return [(whole, ~more), (whole + 1, more)]
 
 
 def cell_of(values: Tensor, bits: int, deviation: float) -> Tensor:
@@ -192,7 +200,8 @@ def cell_of(values: Tensor, bits: int, deviation: float) -> Tensor:
         step = np.minimum(magnitude * np.float32(steps_per_unit / deviation), len(start) - 1).astype(np.intp)
         cell = np.take(start, step)
         cell += magnitude > np.take(boundaries, cell)
-        torch.where(block < 0, half - 1 - torch.from_numpy(cell), half + torch.from_numpy(cell), out=into)
+        cell ^= -(block < 0).numpy().view(np.uint8)  # of a negative value −1 − cell, modulo 256
+        np.add(cell, np.uint8(half), out=into.numpy())
     return cells
 
 

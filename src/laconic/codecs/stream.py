@@ -15,6 +15,13 @@ SMALLEST, LARGEST = 2.0**-100, 2.0**100
 Bytes = npt.NDArray[np.uint8]
 
 
+def in_range(size: float) -> float:
+    """The size of values that are to be sent, if it is one that codecs can handle."""
+    if not 0.0 <= size <= LARGEST:
+        raise PayloadError("range", f"values of the size {size:.3g} cannot be quantized; has training diverged?")
+    return size
+
+
 class Sink:
     """A payload that is being written.
 
@@ -42,9 +49,7 @@ class Sink:
 
     def write_scale(self, value: float) -> float:
         """Append a non-negative number as float32 and return it as the reader will see it; below 2^-100 it is 0."""
-        if not 0.0 <= value <= LARGEST:
-            raise PayloadError("range", f"values of the size {value:.3g} cannot be quantized; has training diverged?")
-        rounded = float(np.float32(value)) if value >= SMALLEST else 0.0
+        rounded = float(np.float32(value)) if in_range(value) >= SMALLEST else 0.0
         self.write(struct.pack("<f", rounded))
         return rounded
 

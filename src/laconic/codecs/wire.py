@@ -40,7 +40,10 @@ class Direction(IntEnum):
 
 
 class CodecId(IntEnum):
-    """Numbers of the codecs on the wire. A number is never given to another codec, not even after years."""
+    """Numbers of the codecs on the wire. A number is never given to another codec, not even after years.
+
+    32, 33 and 34 were drive, drive_mse and eden with one scale for all chunks.
+    """
 
     FLOAT32 = 1
     FLOAT16 = 2
@@ -50,14 +53,16 @@ class CodecId(IntEnum):
     TERNGRAD = 18
     QSGD = 19
     INT8 = 20
-    DRIVE = 32
-    DRIVE_MSE = 33
-    EDEN = 34
+    DRIVE = 35
+    DRIVE_MSE = 36
+    EDEN = 37
     TOPK = 48
     RANDK = 49
     THRESHOLD = 50
     CHAIN = 64
     MASK = 65
+    BY_LEAF = 66
+    LOWRANK = 80
     CUSTOM = 0x8000
     """This and everything above it is for users' own codecs."""
 

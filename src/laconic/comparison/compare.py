@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
 import tempfile
 from collections import Counter
@@ -11,54 +12,32 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import Any, Literal
 
 from rich.console import Console
 
+from laconic.cluster import Cluster
 from laconic.comparison.result import Comparison, Outcome
+from laconic.comparison.spread import spread
 from laconic.comparison.table import Target
-from laconic.comparison.trials import Manner, Trial, Watcher, run_trials
+from laconic.comparison.trials import Manner, Told, Trial, Watcher, run_trials
 from laconic.config import Table, experiment_from
-from laconic.core import Codec, ConfigError, Loss, Method, Metric, did_you_mean
+from laconic.core import ConfigError, Method, did_you_mean
 from laconic.data import Federation
-from laconic.engine import Newcomer, Schedule
 from laconic.engine.processes import can_fork
-from laconic.engine.workers import cores
-from laconic.experiment import CodecText, Experiment, Model, experiment
+from laconic.engine.workers import InProcess, cores
+from laconic.experiment import MOVED, Experiment, RunSettings, checked_method, experiment, fit, run_settings
 from laconic.progress import Board
 from laconic.report import RunRecord, read_run
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Seeds = int | Sequence[int]
 """So many seeds from 0, or the seeds themselves."""
 Processes = int | Literal["auto"]
 
 
-class Conditions(TypedDict, total=False):
-    """What `fit` may be told about a run, but for its data, its seed and its files."""
-
-    method: Method | str
-    model: Model
-    rounds: int
-    cohort: int
-    up: CodecText | Codec | None
-    down: CodecText | Codec | None
-    loss: Loss | None
-    metrics: Mapping[str, Metric] | None
-    init: Mapping[str, Tensor] | Path | str | None
-    eval_every: int
-    min_replies: int
-    local_eval: bool
-    store: Literal["memory", "disk"]
-    new_test: bool
-    newcomer: Newcomer | None
-    probe: str | None
-    validation: float | None
-    device: str
-    channels_last: bool
-    checkpoint_every: int
+Conditions = Mapping[str, Any]
+"""What `fit` may be told about a run, but for its data, its seed and its files."""
+_OWN = ("data", "out", "resume", "overwrite", "observer", "seed", "name", "workers", "run")
 
 
 def compare(
@@ -72,7 +51,7 @@ def compare(
     overwrite: bool = False,
     tensorboard: bool = False,
     progress: bool = True,
-    **conditions: Unpack[Conditions],
+    **conditions: Any,
 ) -> Comparison:
     """Run several methods under equal conditions with several seeds, as many at a time as there are cores.
 
@@ -93,7 +72,9 @@ def compare(
         processes, len(entries) * len(numbers), devices={e.get("device", "cpu") for e in entries.values()}
     )
     trials = [
-        Trial(name, seed, folder, partial(_experiment, data, seed, folder, _workers(wanted), **entry))
+        Trial(
+            name, seed, folder, _lenient(processes, partial(_experiment, data, seed, folder, _workers(wanted), **entry))
+        )
         for (name, entry), seed, folder in _places(entries, numbers)
     ]
     with _folder(out) as folder:
@@ -112,36 +93,48 @@ def compare_tables(
     overwrite: bool = False,
     tensorboard: bool = False,
     progress: bool = True,
+    cluster: Cluster | None = None,
 ) -> Comparison:
     """Run named configurations (as `read_table` gives them) with several seeds; `outcomes` say where the runs lie.
 
-    The same call again goes on where this one ended: finished runs stay, others are resumed.
+    The same call again goes on where this one ended: finished runs stay, others are resumed. With a `cluster`, runs are
+    spread over its machines, which have to share the folder `out`.
     """
+    if cluster is not None and processes != "auto":
+        raise ConfigError("compare: processes are for this machine; on a cluster, say what a client takes.")
     named = list(tables)
     _unique(name for name, _ in named)
     entries, numbers = dict(named), _numbers(seeds)
     devices = {str(table["run"].get("device", "cpu")) for table in entries.values()}
     wanted = _processes(processes, len(entries) * len(numbers), devices=devices)
+    workers = _workers(wanted) if cluster is None else 0
 
     def with_seed(table: Table, seed: int, folder: str) -> Experiment:
-        run = {**table["run"], "name": folder, "seed": seed, "workers": _workers(wanted)}
+        run = {**table["run"], "name": folder, "seed": seed, "workers": workers}
         return experiment_from({**table, "run": run})
 
     trials = [
-        Trial(name, seed, folder, partial(with_seed, table, seed, folder))
+        Trial(name, seed, folder, _lenient(processes, partial(with_seed, table, seed, folder)))
         for (name, table), seed, folder in _places(entries, numbers)
     ]
     manner = Manner(Path(out), overwrite, tensorboard)
-    return _compared(trials, manner, processes=wanted, target=target, progress=progress)
+    elsewhere = None if cluster is None else partial(spread, cluster=cluster)
+    return _compared(trials, manner, processes=wanted, target=target, progress=progress, elsewhere=elsewhere)
 
 
 def _compared(
-    trials: Sequence[Trial], manner: Manner, *, processes: int, target: float | str | None, progress: bool
+    trials: Sequence[Trial],
+    manner: Manner,
+    *,
+    processes: int,
+    target: float | str | None,
+    progress: bool,
+    elsewhere: Callable[[Sequence[Trial], Manner], Told] | None = None,
 ) -> Comparison:
     aim = None if target is None else Target.parse(target)
     _check(trials, manner)
     with _board(progress) as board:
-        failures = run_trials(trials, manner, processes=processes, watcher=board)
+        failures = run_trials(trials, manner, processes=processes, watcher=board, elsewhere=elsewhere)
     outcomes = tuple(
         Outcome(trial.entry, trial.seed, manner.out / trial.name, failures.get(trial.name)) for trial in trials
     )
@@ -190,7 +183,7 @@ def _folder(out: Path | str | None) -> Iterator[Path]:
 def _named(methods: Mapping[str, Method | str | Conditions] | Iterable[Method | str]) -> dict[str, Any]:
     if not isinstance(methods, Mapping):
         methods = list(methods)
-        names = [method if isinstance(method, str) else method.name for method in methods]
+        names = [method if isinstance(method, str) else checked_method(method).name for method in methods]
         _unique(names)
         methods = dict(zip(names, methods, strict=True))
     if not methods:
@@ -205,26 +198,23 @@ def _unique(names: Iterable[str]) -> None:
 
 
 def _varied(conditions: Conditions, entry: Method | str | Conditions) -> Conditions:
-    own: Conditions = entry if isinstance(entry, dict) else {"method": entry}
-    known = Conditions.__annotations__
+    own = entry if isinstance(entry, Mapping) else {"method": entry}
+    parts = [name for name, p in inspect.signature(fit).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    known = [name for name in (*parts, *(field.name for field in fields(RunSettings))) if name not in _OWN]
     for key in (*conditions, *own):
+        if key in MOVED:
+            raise ConfigError(f"compare: {key} is no more; {MOVED[key]}.")
         if key not in known:
             raise ConfigError(f"compare: unknown condition {key!r}; {did_you_mean(key, known)}")
-    return {"new_test": True, **conditions, **own}
+    return {**conditions, **own}
 
 
 def _experiment(
-    data: Federation | Callable[[int], Federation],
-    seed: int,
-    name: str,
-    workers: int,
-    **conditions: Unpack[Conditions],
+    data: Federation | Callable[[int], Federation], seed: int, name: str, workers: int, **conditions: Any
 ) -> Experiment:
-    timing = {field.name for field in fields(Schedule)}
-    given: dict[str, Any] = dict(conditions)
-    schedule = Schedule(workers=workers, **{key: given.pop(key) for key in timing & set(given)})
-    federation = data if isinstance(data, Federation) else data(seed)
-    return experiment(data=federation, schedule=schedule, seed=seed, name=name, **given)
+    settings = {field.name: conditions.pop(field.name) for field in fields(RunSettings) if field.name in conditions}
+    run = run_settings({**settings, "seed": seed, "name": name, "workers": workers}, where="compare")
+    return experiment(data=data(seed) if callable(data) else data, run=run, **conditions)
 
 
 def _numbers(seeds: Seeds) -> tuple[int, ...]:
@@ -252,6 +242,21 @@ def _processes(processes: Processes, runs: int, *, devices: set[str]) -> int:
             f"more; got {processes}."
         )
     return min(processes, runs)
+
+
+def _lenient(processes: Processes, build: Callable[[], Experiment]) -> Callable[[], Experiment]:
+    """A run without workers of its own whose clients' exceptions cost their replies, as they do with workers.
+
+    Else what a comparison gives would depend on the number of cores. `processes = 0` is for debugging, and ends a run.
+    """
+
+    def built() -> Experiment:
+        made = build()
+        if processes != 0 and made.simulation.workers == 0:
+            made.simulation.carrier = lambda simulation: InProcess(simulation.agreement, simulation.clients)
+        return made
+
+    return built
 
 
 def _workers(processes: int) -> int:

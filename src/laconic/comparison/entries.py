@@ -39,8 +39,6 @@ def read_entries(
             if "@" in word:
                 table["link"] = {**table["link"], "up": word.partition("@")[2].strip()}
             entries.append((word, sections(overridden(table, changes), where=f"compare {word}")))
-    for _, table in entries:
-        table["run"].setdefault("new_test", True)
     return entries
 
 

@@ -110,10 +110,10 @@ class Comparison:
         made = {"target": target, "table": self.table, "runs": every, "notes": self.notes(), "versions": versions()}
         return json.dumps(made, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
-    def plot(self, *, figure: str = "global_accuracy", axes: Axes | None = None) -> Axes:
+    def plot(self, *, metric: str = "global_accuracy", axes: Axes | None = None) -> Axes:
         """Draw accuracy against bytes, a line per entry: the mean over seeds, and each seed thinly (matplotlib)."""
         histories = {name: [record.history for record in records] for name, records in self.runs.items() if records}
-        return plot(histories, figure=figure, axes=axes)
+        return plot(histories, metric=metric, axes=axes)
 
     def write(self, folder: Path) -> None:
         """Leave the table as table.md, table.csv and table.json."""

@@ -74,11 +74,10 @@ COLUMNS = (
 def figures(record: RunRecord, target: Target | None = None) -> dict[str, float | None]:
     """The table's figures of one finished run."""
     summary = record.summary or {}
-    whole = max(summary["parameters"], summary["final_parameters"])
     found = {
         **{column.key: summary.get(column.key) for column in COLUMNS},
         "bytes_total": summary["bytes_up"] + summary["bytes_down"],
-        "sparsity": 1 - summary["final_nonzero"] / whole,
+        "sparsity": record.sparsity,
     }
     if target is not None:
         found["bytes_to_target"] = bytes_to_reach(record.history, target.value, target.figure)

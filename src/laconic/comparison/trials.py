@@ -29,8 +29,8 @@ from laconic.experiment import Experiment
 from laconic.report import read_run
 from laconic.tensorboard import TensorBoard
 
-_TICK = 0.25  # seconds between two looks at what is shown
-_PATIENCE = 30.0  # seconds that a run has to write its last checkpoint
+TICK = 0.25  # seconds between two looks at what is shown
+PATIENCE = 30.0  # seconds that a run has to write its last checkpoint
 _WAIT = 10.0  # seconds that processes of a comparison that was killed have to notice it
 
 
@@ -99,17 +99,31 @@ class Manner:
         experiment.run(out=self.out, resume=not self.overwrite, overwrite=self.overwrite, observer=observer)
 
 
+Event = Mapping[str, Any]
+"""What a run tells: the words of an observer, or why it failed."""
+Told = Generator[tuple[Trial | None, Event | None], None, None]
+"""What runs tell, as it comes; nothing where time has passed."""
+
+
 def run_trials(
-    trials: Sequence[Trial], manner: Manner, *, processes: int, watcher: Watcher | None = None
+    trials: Sequence[Trial],
+    manner: Manner,
+    *,
+    processes: int,
+    watcher: Watcher | None = None,
+    elsewhere: Callable[[Sequence[Trial], Manner], Told] | None = None,
 ) -> dict[str, str]:
-    """Run all trials, `processes` at a time (0: one after the other, in this process).
+    """Run all trials, `processes` at a time (0: one after the other, in this process), or `elsewhere`.
 
     Gives the reasons of those that failed, by name. Interrupted, the runs that are going keep their last whole round.
     """
     watcher = watcher or Unwatched()
     with _claimed(manner.out):
         rows = {trial.name: watcher.row(trial.name) for trial in trials}
-        told = _forked(trials, manner, processes) if processes else _here(trials, manner, rows)
+        if elsewhere is not None:
+            told = elsewhere(trials, manner)
+        else:
+            told = forked(trials, manner, processes) if processes else _here(trials, manner, rows)
         failures: dict[str, str] = {}
         try:
             for trial, event in told:
@@ -124,16 +138,12 @@ def run_trials(
     return failures
 
 
-Event = Mapping[str, Any]
-Told = Generator[tuple[Trial | None, Event | None], None, None]
-
-
 def _tell(observer: Observer, event: Event) -> None:
     """Call an observer as the observer in the other process was called."""
     if "started" in event:
-        observer.started(rounds=event["started"], history=event["history"])
+        observer.started(rounds=event["started"], history=[Record.read(line) for line in event["history"]])
     elif "advanced" in event:
-        observer.advanced(event["advanced"])
+        observer.advanced(Record.read(event["advanced"]))
     elif "finished" in event:
         observer.finished(event["finished"])
 
@@ -149,7 +159,8 @@ def _here(trials: Sequence[Trial], manner: Manner, rows: Mapping[str, Observer])
             yield trial, None
 
 
-def _forked(trials: Sequence[Trial], manner: Manner, processes: int) -> Told:
+def forked(trials: Sequence[Trial], manner: Manner, processes: int, *, alone: bool = False) -> Told:
+    """Run trials in processes of their own; `alone`, these keep no socket of this one open."""
     pending = list(trials)
     seconds: dict[str, float] = {}  # how long an entry took with another seed
     going: dict[Connection, tuple[Trial, Child, float]] = {}
@@ -160,9 +171,9 @@ def _forked(trials: Sequence[Trial], manner: Manner, processes: int) -> Told:
                 # The first seeds come in order; after that the longest goes first, so that no core is idle at the end.
                 trial = max(pending, key=lambda trial: seconds.get(trial.entry, float("inf")))
                 pending.remove(trial)
-                child = fork(_work, trial, manner, siblings=list(going), may_fork=True)
+                child = fork(_work, trial, manner, alone, siblings=list(going), may_fork=True)
                 going[child.pipe] = trial, child, time.monotonic()
-            ready = wait(list(going), timeout=_TICK)
+            ready = wait(list(going), timeout=TICK)
             for pipe in ready:
                 assert isinstance(pipe, Connection)  # noqa: S101 - nothing else was waited for
                 trial, child, began = going[pipe]
@@ -170,7 +181,7 @@ def _forked(trials: Sequence[Trial], manner: Manner, processes: int) -> Told:
                     event = last[trial.name] = json.loads(pipe.recv_bytes())
                 except (EOFError, OSError):
                     del going[pipe]
-                    (code,) = end([child], patience=_PATIENCE)
+                    (code,) = end([child], patience=PATIENCE)
                     if not {"finished", "failed"} & set(last.get(trial.name, {})):
                         yield trial, {"failed": f"its process ended with {_ending(code)}"}
                     elif "finished" in last[trial.name]:
@@ -180,7 +191,7 @@ def _forked(trials: Sequence[Trial], manner: Manner, processes: int) -> Told:
             if not ready:
                 yield None, None
     finally:
-        end([child for _, child, _ in going.values()], patience=_PATIENCE)
+        end([child for _, child, _ in going.values()], patience=PATIENCE)
 
 
 def _ending(code: int | None) -> str:
@@ -196,24 +207,23 @@ class _Teller:
         self._pipe = pipe
 
     def started(self, *, rounds: int, history: Sequence[Record]) -> None:
-        self.tell(started=rounds, history=list(history))
+        self.tell(started=rounds, history=[record.line() for record in history])
 
     def advanced(self, record: Record) -> None:
-        self.tell(advanced=record)
+        self.tell(advanced=record.line())
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         self.tell(finished=dict(summary))
 
     def tell(self, **event: Any) -> None:
-        try:
+        # Where nobody is there any more, `_end_with` interrupts the run: a second interrupt would meet its last save.
+        with suppress(OSError):
             self._pipe.send_bytes(json.dumps(event).encode())
-        except OSError:
-            raise KeyboardInterrupt from None  # nobody is there any more: keep what there is
 
 
-def _work(pipe: Connection, inherited: list[Connection], trial: Trial, manner: Manner) -> None:
+def _work(pipe: Connection, inherited: list[Connection], trial: Trial, manner: Manner, alone: bool) -> None:
     """The life of a trial's process."""
-    settle(inherited)
+    settle(inherited, alone_with=pipe if alone else None)
     signal.signal(signal.SIGTERM, interrupt)
     log = _redirected(manner.out, trial)
     threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()

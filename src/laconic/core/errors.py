@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Iterable
 
 
@@ -80,6 +81,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}."
+
+
+def not_negative(name: str, value: float) -> None:
+    """Refuse a setting that is negative, infinite or no number.
+
+    >>> not_negative("mu", -1.0)
+    Traceback (most recent call last):
+        ...
+    laconic.core.errors.ConfigError: mu must be finite and ≥ 0, got -1.0.
+    """
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"{name} must be finite and ≥ 0, got {value}.")
 
 
 def one_of(name: str, value: str, known: Collection[str]) -> None:

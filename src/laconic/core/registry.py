@@ -41,10 +41,13 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
     'blue 3'
     """
 
-    def __init__(self, kind: str, functions: list[Callable[..., T]], *, section: str = "") -> None:
+    def __init__(
+        self, kind: str, functions: list[Callable[..., T]] | Mapping[str, Callable[..., T]], *, section: str = ""
+    ) -> None:
         self.kind = kind
         self.section = section or kind
-        self._functions = {function.__name__.rstrip("_"): function for function in functions}
+        named = functions if isinstance(functions, Mapping) else {f.__name__.rstrip("_"): f for f in functions}
+        self._functions = dict(named)
 
     def __getitem__(self, name: str) -> Callable[..., T]:
         if ":" in name:  # a user's own, "module.path:function"
@@ -76,9 +79,14 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         ]
 
 
-def checked_settings(function: Callable[..., object], settings: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """Keyword arguments for `function` from plain values (as TOML or JSON gives them), or `ConfigError`."""
-    hints = get_type_hints(function)
+def checked_settings(
+    function: Callable[..., object], settings: Mapping[str, Any], *, where: str, partly: bool = False
+) -> dict[str, Any]:
+    """Keyword arguments for `function` from plain values (as TOML or JSON gives them), or `ConfigError`.
+
+    `partly`: others will be given, so that none is missing.
+    """
+    hints = get_type_hints(inspect.unwrap(function))
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     groups = {p.name: hints[p.name] for p in parameters if getattr(hints[p.name], "__laconic_flat__", False)}
     direct = {p.name: hints[p.name] for p in parameters if p.name not in groups}
@@ -92,11 +100,11 @@ def checked_settings(function: Callable[..., object], settings: Mapping[str, Any
     arguments: dict[str, Any] = {}
     for key, value in settings.items():
         if key in direct:
-            arguments[key] = _checked_value(direct[key], value, where=f"{where}: {key}")
+            arguments[key] = checked_value(direct[key], value, where=f"{where}: {key}")
         elif key in lent:
             name, hint = lent[key]
             base = arguments.get(name, defaults[name])
-            new = {key: _checked_value(hint, value, where=f"{where}: {key}")}
+            new = {key: checked_value(hint, value, where=f"{where}: {key}")}
             arguments[name] = {**base, **new} if isinstance(base, dict) else new
         else:
             raise ConfigError(f"{where}: unknown key {key!r}; {did_you_mean(key, [*direct, *lent])}")
@@ -104,9 +112,48 @@ def checked_settings(function: Callable[..., object], settings: Mapping[str, Any
         if isinstance(arguments.get(name), dict):
             arguments[name] = dataclasses.replace(defaults[name], **arguments[name])
     missing = [p.name for p in parameters if p.default is p.empty and p.name not in arguments]
-    if missing:
+    if missing and not partly:
         raise ConfigError(f"{where}: the key {missing[0]!r} is required.")
     return arguments
+
+
+def gathered(function: Callable[..., object], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments for `function` from Python's own values: fields of a `flat` parameter may be given directly.
+
+    >>> @flat
+    ... @dataclasses.dataclass(frozen=True)
+    ... class Pen: colour: str = "red"; width: int = 1
+    >>> def line(*, length: int = 5, pen: Pen = Pen()) -> None: ...
+    >>> gathered(line, {"length": 3, "width": 2})
+    {'length': 3, 'pen': Pen(colour='red', width=2)}
+    """
+    parameters = inspect.signature(function).parameters
+    if given.keys() <= parameters.keys():
+        return dict(given)
+    name = getattr(function, "__name__", "")
+    direct = {key: value for key, value in given.items() if key in parameters}
+    lent = checked_settings(function, {k: v for k, v in given.items() if k not in parameters}, where=name, partly=True)
+    for group, made in lent.items():
+        if group in direct:
+            raise ConfigError(f"{name}: give {group}, or its fields directly, not both.")
+        direct[group] = made
+    return direct
+
+
+def plain_settings(function: Callable[..., object], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a call of `function` as plain JSON values, defaults included.
+
+    >>> def square(side: int, *, colour: str = "red", size: tuple[int, int] = (1, 2)) -> None: ...
+    >>> plain_settings(square, {"colour": "blue"})
+    {'colour': 'blue', 'size': [1, 2]}
+    """
+    settings: dict[str, Any] = {}
+    hints = get_type_hints(inspect.unwrap(function))
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.KEYWORD_ONLY:
+            value = plain(arguments.get(p.name, p.default), hints[p.name])
+            settings.update(value if getattr(hints[p.name], "__laconic_flat__", False) else {p.name: value})
+    return settings
 
 
 def resolved_settings(function: Callable[..., object], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,26 +164,35 @@ def resolved_settings(function: Callable[..., object], settings: Mapping[str, An
     {'colour': 'red', 'thick': True}
     """
     resolved: dict[str, Any] = {}
-    hints = get_type_hints(function)
+    hints = get_type_hints(inspect.unwrap(function))
     given = dict(settings)
     for p in inspect.signature(function).parameters.values():
         if p.kind is not p.KEYWORD_ONLY:
             continue
         if p.name in given and isinstance(given[p.name], Mapping):
             # A table for a dataclass: the fields that it leaves out are settings too.
-            made = _checked_value(hints[p.name], given[p.name], where=p.name)
-            given[p.name] = _plain(made) if dataclasses.is_dataclass(made) else given[p.name]
+            made = checked_value(hints[p.name], given[p.name], where=p.name)
+            given[p.name] = plain(made) if dataclasses.is_dataclass(made) else given[p.name]
         if p.default is p.empty:
             continue
         if getattr(hints[p.name], "__laconic_flat__", False):
             resolved.update(dataclasses.asdict(p.default))
         else:
-            resolved[p.name] = _plain(p.default)
+            resolved[p.name] = plain(p.default)
     return {**resolved, **given}
 
 
-def _plain(default: Any) -> Any:
-    return dataclasses.asdict(default) if dataclasses.is_dataclass(type(default)) else default
+def plain(value: Any, hint: Any = None) -> Any:
+    """A value as JSON has it; a whole number is a float where the hint wants one, as it is in a configuration."""
+    if dataclasses.is_dataclass(type(value)):
+        hints = get_type_hints(type(value))
+        return {field.name: plain(getattr(value, field.name), hints[field.name]) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    wanted = {hint, *get_args(hint)}
+    return float(value) if isinstance(value, int) and float in wanted and not wanted & {int, bool} else value
 
 
 def _check_table(hint: Any, value: Any, *, where: str) -> None:
@@ -154,7 +210,8 @@ def _check_table(hint: Any, value: Any, *, where: str) -> None:
             return
 
 
-def _checked_value(hint: Any, value: Any, *, where: str) -> Any:
+def checked_value(hint: Any, value: Any, *, where: str) -> Any:
+    """A plain value as a type hint wants it, or `ConfigError`."""
     _check_table(hint, value, where=where)
     try:
         text = json.dumps(value)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from laconic.core import ClientData, DataError, Key, Part, channels_last
+from laconic.core import ClientData, DataError, Key, Newcomer, Part, channels_last
 from laconic.data.arrays import ArrayLike, as_inputs, as_targets, check_pair, count_classes
 from laconic.data.assignment import Examples, IntArray, Ragged
 from laconic.data.holdout import hold_out
@@ -26,7 +26,8 @@ class Federation:
 
     `classes` is 0 for regression, whose targets have the shape (examples, outputs). `dropped` counts training
     examples that the partition left to nobody. `protected` holds protected attributes of every row, where the
-    data has them: `federation.protected[part.index]`. `held` are rows to decide by (`with_validation`).
+    data has them: `federation.protected[part.index]`. `held` are rows to decide by (`with_validation`). `newcomer` says
+    how the last client joins later (`joined_later`).
 
     >>> federation = Federation.from_arrays((np.eye(12), np.arange(12) % 3), clients=2, test_fraction=0.5)
     >>> federation
@@ -45,6 +46,7 @@ class Federation:
     dropped: int = 0
     protected: Tensor | None = None
     held: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    newcomer: Newcomer | None = None
 
     def __post_init__(self) -> None:
         check_pair(self.x, self.y, where=self.name)
@@ -106,7 +108,7 @@ class Federation:
             test_x, test_y = _checked_pair(test, where=f"{name}: test")
             _check_alike(x, y, test_x, test_y, name)
             pool_x, pool_y, num_train = torch.cat([x, test_x]), torch.cat([y, test_y]), len(x)
-            marks = None if protected is None else torch.as_tensor(protected)
+            attributes = None if protected is None else torch.as_tensor(protected)
         else:
             strata = numbers if numbers is not None else _labels(y)
             kept, held = hold_out(
@@ -118,7 +120,7 @@ class Federation:
             order = torch.from_numpy(np.concatenate([kept, held]))
             pool_x, pool_y, num_train = x[order], y[order], len(kept)
             numbers = None if numbers is None else numbers[order.numpy()]
-            marks = None if protected is None else torch.as_tensor(protected)[order]
+            attributes = None if protected is None else torch.as_tensor(protected)[order]
         if numbers is not None and len(numbers) != len(pool_x):
             raise DataError(
                 f"{name}: groups and test_groups name {len(numbers)} examples, but there are {len(pool_x)}; "
@@ -135,7 +137,7 @@ class Federation:
             classes=classes,
             groups=numbers,
             coarse=None if coarse is None else np.asarray(coarse, dtype=np.int64),
-            protected=marks,
+            protected=attributes,
         )
 
     @classmethod
@@ -232,6 +234,12 @@ class Federation:
             Part(self.x, self.y, torch.from_numpy(self.train_rows[client]), self.protected),
             Part(self.x, self.y, torch.from_numpy(self.test_rows[client]), self.protected),
         )
+
+    def joined_later(self, *, after: int, others: int = 0) -> Federation:
+        """The same, where the last client joins after a round; every round then has it and `others` of the rest."""
+        if self.num_clients < 2:
+            raise DataError(f"{self.name}: a newcomer needs others that are there before it, but there is one client.")
+        return replace(self, newcomer=Newcomer(after, others))
 
     def channels_last(self) -> Federation:
         """The same data with a pixel's channels side by side in memory: the same up to rounding, and quicker."""

@@ -1,57 +1,54 @@
 """The engine: carries the bytes and counts them. The only part of laconic that sees both methods and codecs."""
 
 from laconic.engine.checkpoint import Checkpoints
-from laconic.engine.cohort import Newcomer, sample_cohort
-from laconic.engine.history import Point, Record, bytes_to_reach, curve, frame, needed, plot
+from laconic.engine.history import Point, bytes_to_reach, curve, frame, needed, plot
 from laconic.engine.ledger import Ledger
-from laconic.engine.model_file import ModelFile, load, open_model, read_model, write_model
-from laconic.engine.probe import probe, roc_auc
+from laconic.engine.record import SCHEMA, Record, Rejection
 from laconic.engine.round import (
     Agreement,
     Link,
+    LocalUpdate,
     Score,
-    Turn,
     client_round,
     evaluate,
     open_reply,
     receive,
-    receive_whole,
+    receive_snapshot,
     send,
-    send_whole,
+    send_snapshot,
     server_round,
     to_everyone,
 )
 from laconic.engine.run import Each, Observer, Run, RunDirectory, Silent, changes, execute, in_use, versions
-from laconic.engine.simulate import Rejection, Schedule, Simulation, State, settings_text, simulate
+from laconic.engine.simulate import Evaluation, Metrics, Schedule, Simulation, State
 from laconic.engine.store import ClientStore, DiskStore, Store, pack, unpack
+from laconic.engine.workers import Clients
 
 __all__ = [
-    "load",
-    "open_model",
-    "read_model",
-    "write_model",
     "Agreement",
     "Checkpoints",
+    "Clients",
     "ClientStore",
     "DiskStore",
     "Each",
+    "Evaluation",
     "Ledger",
-    "ModelFile",
     "Link",
-    "Newcomer",
+    "Metrics",
+    "LocalUpdate",
     "Observer",
     "Point",
     "Record",
     "Rejection",
     "Run",
     "RunDirectory",
+    "SCHEMA",
     "Schedule",
     "Score",
     "Silent",
     "Simulation",
     "State",
     "Store",
-    "Turn",
     "bytes_to_reach",
     "changes",
     "client_round",
@@ -64,16 +61,11 @@ __all__ = [
     "open_reply",
     "pack",
     "plot",
-    "probe",
     "receive",
-    "receive_whole",
-    "roc_auc",
-    "sample_cohort",
+    "receive_snapshot",
     "send",
-    "send_whole",
+    "send_snapshot",
     "server_round",
-    "settings_text",
-    "simulate",
     "to_everyone",
     "unpack",
     "versions",

@@ -1,14 +1,15 @@
 """The way down with a codec that is made for changes.
 
-A dense codec sends the whole broadcast. The others (signs, rotations, sparsifiers) would ruin weights, so the server
+A dense codec sends the broadcast as it is. The others (signs, rotations, sparsifiers) would ruin weights, so the server
 sends the *change* from what up-to-date clients hold, and everyone adds what it decodes::
 
     frame = encode(broadcast − known)        known ← known + decode(frame)        received = known
 
 The server makes the same addition, so it knows what clients train from, and what a codec lost stays in the next
 change: error feedback without a word. At the start everybody knows the initial broadcast, which comes from the run's
-key; where first weights were given instead, a client's first contact costs the whole. A client that sat out some rounds
-is charged the frames that it missed, or the whole in float32 (header and four bytes a value) where that is shorter.
+key; where first weights were given instead, a client's first contact costs a full snapshot. A client that sat out some
+rounds is charged the frames that it missed, or a snapshot in float32 (header and four bytes a value) where that is
+shorter.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class Downlink:
     from_key: bool = True
     """Whether everybody knows the initial broadcast without being sent it."""
     oldest: int = 0
-    """The round after which frames can still be sent: whoever is further behind gets the whole."""
+    """The round after which frames can still be sent: whoever is further behind gets a snapshot."""
 
     def since(self, frame_bytes: int, clients: Iterable[int]) -> list[int | None]:
-        """The round after which each client is sent all frames; None where it gets the whole: needed, or shorter."""
-        whole, total = self._whole(), self.sent[-1] + frame_bytes
+        """The round after which each client is sent all frames; None where it gets a snapshot: needed, or shorter."""
+        snapshot, total = self._snapshot(), self.sent[-1] + frame_bytes
         first = 0 if self.from_key else -1
         starts = (self.seen.get(client, first) for client in clients)
-        return [at if at >= self.oldest and total - self.sent[at] <= whole else None for at in starts]
+        return [at if at >= self.oldest and total - self.sent[at] <= snapshot else None for at in starts]
 
     def costs(self, frame_bytes: int, clients: Iterable[int]) -> list[int]:
         """Bytes that bring each of these clients up to date, when the newest frame has `frame_bytes`.
@@ -52,14 +53,14 @@ class Downlink:
         >>> down.costs(50, [0, 2])                                        # client 2 missed a frame
         [50, 100]
         """
-        whole, total = self._whole(), self.sent[-1] + frame_bytes
-        return [whole if at is None else total - self.sent[at] for at in self.since(frame_bytes, clients)]
+        snapshot, total = self._snapshot(), self.sent[-1] + frame_bytes
+        return [snapshot if at is None else total - self.sent[at] for at in self.since(frame_bytes, clients)]
 
     def reach(self) -> int:
-        """The round up to which frames will never be asked for again: from there on, the whole is shorter."""
-        return max(self.oldest, bisect_left(self.sent, self.sent[-1] - self._whole()))
+        """The round up to which frames will never be asked for again: from there on, a snapshot is shorter."""
+        return max(self.oldest, bisect_left(self.sent, self.sent[-1] - self._snapshot()))
 
-    def _whole(self) -> int:
+    def _snapshot(self) -> int:
         return HEADER_BYTES + 4 * num_values(spec_of(self.known))
 
     def keep(self, known: Tree, frame_bytes: int, clients: Iterable[int]) -> None:
@@ -69,5 +70,5 @@ class Downlink:
         self.seen.update(dict.fromkeys(clients, len(self.sent) - 1))
 
     def forget(self, client: int) -> None:
-        """This client no longer holds anything: next time it gets the whole."""
+        """This client no longer holds anything: next time it gets a snapshot."""
         self.seen[client] = -1

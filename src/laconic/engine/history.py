@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-Record = dict[str, Any]
-"""One round's figures, as they stand in metrics.jsonl."""
-
 
 class Point(NamedTuple):
     """What an evaluation found, and the bytes that had been sent until then, both ways."""
@@ -25,8 +22,8 @@ class Point(NamedTuple):
     value: float
 
 
-def curve(history: Iterable[Mapping[str, Any]], figure: str = "global_accuracy") -> list[Point]:
-    """A figure against cumulative bytes: a point for every record that has it.
+def curve(history: Iterable[Mapping[str, Any]], metric: str = "global_accuracy") -> list[Point]:
+    """A metric against cumulative bytes: a point for every record that has it.
 
     >>> sent = {"bytes_up": 5, "bytes_down": 6}
     >>> curve([{"round": 1, **sent}, {"round": 2, **sent, "auc": 0.9}], "auc")
@@ -35,30 +32,30 @@ def curve(history: Iterable[Mapping[str, Any]], figure: str = "global_accuracy")
     records = list(history)
     sent = itertools.accumulate(record["bytes_up"] + record["bytes_down"] for record in records)
     return [
-        Point(record["round"], num_bytes, record[figure])
+        Point(record["round"], num_bytes, record[metric])
         for record, num_bytes in zip(records, sent, strict=True)
-        if record.get(figure) is not None
+        if record.get(metric) is not None
     ]
 
 
-def bytes_to_reach(history: Iterable[Mapping[str, Any]], target: float, figure: str = "global_accuracy") -> int | None:
+def bytes_to_reach(history: Iterable[Mapping[str, Any]], target: float, metric: str = "global_accuracy") -> int | None:
     """Bytes both ways until an evaluation first found at least `target`; None where none did."""
-    return next((point.num_bytes for point in curve(history, figure) if point.value >= target), None)
+    return next((point.num_bytes for point in curve(history, metric) if point.value >= target), None)
 
 
 def plot(
     histories: Mapping[str, Sequence[Iterable[Mapping[str, Any]]]],
     *,
-    figure: str = "global_accuracy",
+    metric: str = "global_accuracy",
     axes: Axes | None = None,
 ) -> Axes:
-    """Draw a figure against cumulative bytes: a line for each name, the mean of its histories, and each of them thinly.
+    """Draw a metric against cumulative bytes: a line for each name, the mean of its histories, and each of them thinly.
 
     Needs matplotlib, which the extra `report` brings.
     """
-    curves = {name: [curve(history, figure) for history in several] for name, several in histories.items()}
+    curves = {name: [curve(history, metric) for history in several] for name, several in histories.items()}
     if not any(points for several in curves.values() for points in several):
-        raise ConfigError(f"plot: no record has {figure!r}; was it judged?")
+        raise ConfigError(f"plot: no record has {metric!r}; was it evaluated?")
     if axes is None:
         axes = needed("matplotlib.pyplot", "drawing").subplots(layout="constrained")[1]
     for name, several in curves.items():
@@ -73,7 +70,7 @@ def plot(
                 axes.plot(x, y, color=line.get_color(), alpha=0.3, linewidth=0.7)
     axes.set_xscale("log")
     axes.set_xlabel("bytes up and down")
-    axes.set_ylabel(figure.replace("_", " "))
+    axes.set_ylabel(metric.replace("_", " "))
     axes.grid(alpha=0.3)
     if len(curves) > 1:
         axes.legend()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -45,18 +49,31 @@ def fork(
     return Child(process, ours)
 
 
-def settle(inherited: Iterable[Connection]) -> None:
-    """A child's first steps: one torch thread, deaf to Ctrl-C, and no copies of pipe ends that are not its own."""
+def settle(inherited: Iterable[Connection], *, alone_with: Connection | None = None) -> None:
+    """A child's first steps: one torch thread, deaf to Ctrl-C, and no copies of pipe ends that are not its own.
+
+    `alone_with` its pipe, it keeps no other socket of its parent's: where these lead to somebody else, nobody there
+    would notice the parent dying.
+    """
     # The parent answers Ctrl-C for all. Our copies of its pipe ends must go, or nobody would notice it dying.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for connection in inherited:
         connection.close()
+    if alone_with is not None:
+        _close_sockets(but=alone_with.fileno())
     # What the parent left lying about is not ours to clean up: a loop that it had begun would, closed here, turn the
     # threads on again, and threads do not survive a fork.
     gc.freeze()
     torch.set_num_threads(1)
+
+
+def _close_sockets(*, but: int) -> None:
+    for number in [int(path.name) for path in Path("/dev/fd").iterdir()]:
+        with suppress(OSError):  # the listing's own is closed already
+            if number > 2 and number != but and stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.close(number)
 
 
 def end(children: Iterable[Child], *, patience: float) -> list[int | None]:

@@ -14,6 +14,7 @@ What is counted is `len(frame)`, in both directions.
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,15 +24,15 @@ import torch
 
 from laconic.codecs import parse
 from laconic.codecs.feedback import ErrorFeedback
-from laconic.codecs.wire import BROADCAST, CodecId, Direction, Header, seal, unseal
+from laconic.codecs.wire import BROADCAST, Direction, Header, seal, unseal
 from laconic.core import (
+    Bound,
     ClientData,
     ClientInfo,
     Codec,
     ConfigError,
+    Json,
     Key,
-    Lockstep,
-    Method,
     Part,
     PayloadError,
     Predictor,
@@ -42,9 +43,9 @@ from laconic.core import (
     Tree,
     describe,
     isolated,
-    lockstep,
     map_tree,
     spec_of,
+    traits_of,
 )
 
 EVERYONE = ClientInfo(id=BROADCAST, round=0, examples=0)
@@ -52,10 +53,8 @@ EVERYONE = ClientInfo(id=BROADCAST, round=0, examples=0)
 _CHUNK = 500  # examples per forward pass of an evaluation: fixed, so that sums don't depend on the machine
 
 
-WHOLE = parse("float32")
-"""The codec of frames that hold a whole tree as it is."""
-_WHOLE = frozenset({CodecId.FLOAT32, CodecId.FLOAT16, CodecId.BFLOAT16})
-_BEARABLE = _WHOLE | {CodecId.INT8, CodecId.EDEN}  # weights themselves survive these, more or less
+SNAPSHOT = parse("float32")
+"""The codec of full snapshots: a tree as it is."""
 
 
 @dataclass(frozen=True)
@@ -77,82 +76,79 @@ class Link:
 class Agreement:
     """What both ends of a run agree on: method (bound to its task), link, and the root of all keys."""
 
-    method: Method
+    method: Bound
     link: Link
     key: Key
+    name: str = "method"
+    """The method's name."""
+    settings: Mapping[str, Json] = field(default_factory=dict)
+    """The method's settings."""
     max_examples: int = 10_000_000
     """The largest weight that a client may claim in a weighted average."""
     max_value: float = 1e9
     """The largest magnitude that a value of a message may have."""
-    settings: str = ""
-    """The method's settings, for the fingerprint."""
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """Eight bytes that differ when model, method, its settings, codecs or seed differ."""
-        parts = (
-            describe(self.method.task.spec),
-            self.method.name,
-            self.settings,
-            self.link.up.text,
-            self.link.down.text,
-            self.key.digest.hex(),
-        )
-        return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).digest()
+        """Eight bytes that differ when model, method, its settings, codecs or seed differ (docs/wire.md)."""
+        agreed = {
+            "model": describe(self.method.task.spec),
+            "method": self.name,
+            "settings": self.settings,
+            "up": self.link.up.text,
+            "down": self.link.down.text,
+            "key": self.key.digest.hex(),
+        }
+        return hashlib.blake2b(canonical_json(agreed).encode(), digest_size=8).digest()
 
     @cached_property
     def sends_changes(self) -> bool:
-        """Whether the way down carries changes (see `engine.downlink`) or the whole broadcast.
+        """Whether the way down carries changes (see `engine.downlink`) or the broadcast as it is.
 
-        Changes need a broadcast that all clients share and whose leaves keep their shapes. The steps of a method whose
-        clients march in step are changes of their own kind, and sent as they are.
+        Changes need a broadcast that all clients share and whose leaves keep their shapes. The steps of synchronous SGD
+        are changes of their own kind, and sent as they are.
         """
-        if _values_id(self.link.down) in _WHOLE or self.method.per_client or self.lockstep is not None:
+        if traits_of(self.link.down).dense or self.method.per_client or self.method.replica is not None:
             return False
         spec = self.method.broadcast_spec(EVERYONE, self.round_key(0))
         return all(leaf.dtype.is_floating_point and leaf.length is None for leaf in spec.values())
 
     @cached_property
-    def lockstep(self) -> Lockstep | None:
-        """The method, if its clients march in step."""
-        return lockstep(self.method)
-
-    @cached_property
     def builds_on_known(self) -> bool:
         """Whether a broadcast can only be read by whoever holds what came before it."""
-        return self.sends_changes or self.lockstep is not None
+        return self.sends_changes or self.method.replica is not None
 
     def check_downlink(self) -> None:
         """Refuse a codec that is made for changes where only whole weights can be sent; bits and counts pass any."""
-        if self.builds_on_known or _values_id(self.link.down) in _BEARABLE:
+        if self.builds_on_known or traits_of(self.link.down).keeps_weights:
             return
         if any(
             leaf.dtype.is_floating_point for leaf in self.method.broadcast_spec(EVERYONE, self.round_key(0)).values()
         ):
             raise ConfigError(
-                f"link.down = {self.link.down.text!r} is made for changes, but {self.method.name} sends weights of "
+                f"link.down = {self.link.down.text!r} is made for changes, but {self.name} sends weights of "
                 "varying shape; use float32, float16, bfloat16, int8 or eden on the way down."
             )
 
     def first_known(self) -> Tree:
         """What everybody knows before the first round: the initial broadcast, from the run's key."""
         server = self.method.init(self.key.fold_in("init"))
-        if self.lockstep is not None:
-            return self.lockstep.first_held(server)
+        if self.method.replica is not None:
+            return self.method.replica.first(server)
         return self.method.broadcast(server, EVERYONE, self.round_key(0))
 
     def broadcast_spec(self, client: ClientInfo, known: Tree | None) -> Spec:
         """What a client that holds `known` knows about the broadcast of a round beforehand."""
-        if self.lockstep is not None and known is not None:
-            return self.lockstep.step_spec(known)
+        if self.method.replica is not None and known is not None:
+            return self.method.replica.step_spec(known)
         return self.method.broadcast_spec(client, self.round_key(client.round))
 
     def received(self, decoded: Tree, known: Tree | None) -> Tree:
         """What a client that held `known` has after a broadcast."""
         if known is None:
             return decoded
-        if self.lockstep is not None:
-            return self.lockstep.absorb(known, decoded)
+        if self.method.replica is not None:
+            return self.method.replica.absorb(known, decoded)
         return map_tree(torch.add, decoded, known)  # in the order of the spec
 
     def round_key(self, round: int) -> Key:
@@ -164,9 +160,13 @@ class Agreement:
         return self.round_key(client.round).fold_in("client", client.id)
 
 
-def _values_id(codec: Codec) -> int:
-    """The number of the codec that floating-point values meet: `mask` says how bits are coded, and passes values on."""
-    return getattr(codec, "values_id", 0) or codec.id
+def canonical_json(value: Json) -> str:
+    """The one text of a value: keys in order, no spaces, the shortest form of every number.
+
+    >>> canonical_json({"b": [1, 0.1], "a": None})
+    '{"a":null,"b":[1,0.1]}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -181,13 +181,13 @@ class Score:
         return Score(self.examples + other.examples, {n: self.sums.get(n, 0.0) + other.sums.get(n, 0.0) for n in names})
 
     def means(self) -> dict[str, float]:
-        """Figures per example."""
+        """Means per example."""
         return {name: total / self.examples for name, total in self.sums.items()} if self.examples else {}
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A client's turn as the engine sees it: the frame that it sends and what it keeps."""
+class LocalUpdate:
+    """A client's local update as the engine sees it: the frame that it sends and what it keeps."""
 
     frame: bytes
     personal: Tree
@@ -248,25 +248,25 @@ def send(agreement: Agreement, server: Tree, client: ClientInfo, known: Tree | N
     spec = agreement.broadcast_spec(client, known)
     shared = Shared.of(spec, key.fold_in("down", client.id))
     tree = _in_order(agreement.method.broadcast(server, client, key), spec)
-    if known is not None and agreement.lockstep is None:
+    if known is not None and agreement.method.replica is None:
         tree = map_tree(torch.sub, tree, known)
     payload, _ = codec.encode(tree, shared, {})
     frame = _sealed(agreement, Direction.DOWN, client, payload)
     return frame, agreement.received(codec.decode(payload, spec, shared), known)
 
 
-def send_whole(agreement: Agreement, held: Tree, client: ClientInfo) -> bytes:
-    """A frame with all that a client holds after a broadcast: for one that missed too many, or that is to judge it."""
-    spec, shared = _whole(agreement, client)
-    payload, _ = WHOLE.encode(_in_order(held, spec), shared, {})
-    return _sealed(agreement, Direction.DOWN, client, payload, codec=WHOLE)
+def send_snapshot(agreement: Agreement, held: Tree, client: ClientInfo) -> bytes:
+    """A full snapshot of what clients hold after a broadcast: for one that missed too much, or that evaluates it."""
+    spec, shared = _snapshot(agreement, client)
+    payload, _ = SNAPSHOT.encode(_in_order(held, spec), shared, {})
+    return _sealed(agreement, Direction.DOWN, client, payload, codec=SNAPSHOT)
 
 
-def _whole(agreement: Agreement, client: ClientInfo) -> tuple[Spec, Shared]:
+def _snapshot(agreement: Agreement, client: ClientInfo) -> tuple[Spec, Shared]:
     spec = agreement.broadcast_spec(client, None)
-    if agreement.lockstep is not None:  # what goes down are steps: they are not what is held
+    if agreement.method.replica is not None:  # what goes down are steps: they are not what is held
         spec = spec_of(agreement.first_known())
-    return spec, Shared.of(spec, agreement.round_key(client.round).fold_in("whole", client.id))
+    return spec, Shared.of(spec, agreement.round_key(client.round).fold_in("snapshot", client.id))
 
 
 def to_everyone(round: int) -> ClientInfo:
@@ -287,11 +287,11 @@ def receive(agreement: Agreement, frame: bytes, client: ClientInfo, known: Tree 
     return agreement.received(codec.decode(payload, spec, shared), known)
 
 
-def receive_whole(agreement: Agreement, frame: bytes, client: ClientInfo) -> Tree:
-    """What a client holds after a broadcast, from a frame of `send_whole`."""
-    _, payload = _opened(agreement, Direction.DOWN, client, frame, codec=WHOLE)
-    spec, shared = _whole(agreement, client)
-    return WHOLE.decode(payload, spec, shared)
+def receive_snapshot(agreement: Agreement, frame: bytes, client: ClientInfo) -> Tree:
+    """What a client holds after a broadcast, from a frame of `send_snapshot`."""
+    _, payload = _opened(agreement, Direction.DOWN, client, frame, codec=SNAPSHOT)
+    spec, shared = _snapshot(agreement, client)
+    return SNAPSHOT.decode(payload, spec, shared)
 
 
 def _in_order(tree: Tree, spec: Spec) -> Tree:
@@ -310,19 +310,19 @@ def client_round(
     codec_state: Tree,
     data: ClientData,
     *,
-    judge: bool = True,
-) -> Turn:
-    """A client's turn: learn, judge the outcome on the client's own test data, encode what is to be sent."""
+    evaluates: bool = True,
+) -> LocalUpdate:
+    """A local update: learn, evaluate the outcome on the client's own test data, encode what is to be sent."""
     began = time.perf_counter()
     method, codec, key = agreement.method, agreement.link.up, agreement.client_key(client)
     with isolated(key.fold_in("torch")):
         update = method.client_update(received, personal, data, client, key)
-        local = evaluate(method.task, update.fitted, data.test) if judge and update.fitted is not None else None
+        local = evaluate(method.task, update.fitted, data.test) if evaluates and update.fitted is not None else None
     spec = method.message_spec(received)
     shared = Shared.of(spec, key.fold_in("up"), received)
     payload, codec_state = codec.encode(_in_order(update.message, spec), shared, codec_state)
     frame = _sealed(agreement, Direction.UP, client, payload, weight=len(data.train))
-    return Turn(frame, update.personal, codec_state, local, update.metrics, time.perf_counter() - began)
+    return LocalUpdate(frame, update.personal, codec_state, local, update.metrics, time.perf_counter() - began)
 
 
 # --- the server's second half ----------------------------------------------------------------------------------------
@@ -340,8 +340,8 @@ def open_reply(agreement: Agreement, frame: bytes, received: Tree, client: Clien
         message = codec.decode(payload, spec, shared)
         _check_bounded(message, agreement.max_value)
         reply = Reply(replace(client, examples=header.weight), message, received)
-        if agreement.lockstep is not None:
-            agreement.lockstep.verify(reply)
+        if agreement.method.replica is not None:
+            agreement.method.replica.verify(reply)
     except PayloadError as error:
         raise error.at(client=client.id, round=client.round) from None
     except Exception as error:  # a codec of the user's own that is less careful than ours
@@ -377,7 +377,7 @@ def evaluate(task: Task, predictor: Predictor, part: Part) -> Score:
     predictor.eval()
     with torch.no_grad():
         for x, y in part.batches(_CHUNK):
-            output, target = predictor(x.to(task.device)), y.to(task.device)
+            output, target = task.forward(predictor, x.to(task.device)), y.to(task.device)
             sums["loss"] += float(task.loss(output, target)) * len(y)
             for name, metric in task.metrics.items():
                 sums[name] += float(metric(output, target).sum())

@@ -4,11 +4,11 @@
 
     <out>/<name>/config.toml        the full resolved configuration
                  metrics.jsonl      one JSON object per round
-                 summary.json       the figures of the whole run
+                 summary.json       the metrics of the run
                  split.json         how examples and labels are dealt to clients
                  checkpoints/       where it can be resumed
                  clients/           clients' own states, where they are kept on disk
-                 tensorboard/       the figures for TensorBoard, where they are asked for
+                 tensorboard/       the metrics for TensorBoard, where they are asked for
                  model.lac          the final model in its compact form
                  model.safetensors  the weights of the final predictor
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import platform
 import re
@@ -36,14 +35,15 @@ import tomli_w
 import torch
 from torch import nn
 
-from laconic.core import ConfigError, Method, RunError, Tree, tree_sha256
+from laconic.core import Bound, ConfigError, RunError, Tree, tree_sha256
 from laconic.data import Federation, split_of
 from laconic.engine.checkpoint import Checkpoints
 from laconic.engine.files import cannot_write, remove_temporaries, sync_folder, write_all, write_atomically
-from laconic.engine.history import Record, frame, plot
-from laconic.engine.model_file import write_model
+from laconic.engine.history import frame, plot
+from laconic.engine.record import Record
 from laconic.engine.simulate import Simulation
 from laconic.engine.store import ClientStore, DiskStore, Store, pack
+from laconic.model_file import write_model
 from laconic.models import artifact_of, multiply_adds, num_parameters
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_JUDGED = ("global_", "validation_", "local_", "new_", "vote_", "newcomer_", "posthoc_", "auc")
-"""What figures of evaluations begin with."""
 _LOCK = ".lock"
 _FREE = {"run.workers", "run.checkpoint_every", "run.store", "deploy.deadline"}  # what does not change the result
 
@@ -61,7 +59,7 @@ _FREE = {"run.workers", "run.checkpoint_every", "run.store", "deploy.deadline"} 
 class Run:
     """What a run gave: `history` (a record per round), `summary`, and `model`, ready to predict.
 
-    The records are plain dictionaries: `pandas.DataFrame(run.history)` is a table of them.
+    The records are mappings: `pandas.DataFrame(run.history)` is a table of them.
     """
 
     history: list[Record]
@@ -69,9 +67,9 @@ class Run:
     model: nn.Module
     directory: Path | None = None
 
-    def plot(self, *, figure: str = "global_accuracy", axes: Axes | None = None) -> Axes:
-        """Draw accuracy, or another figure of the records, against the bytes sent so far, both ways (matplotlib)."""
-        return plot({self.summary["method"]: [self.history]}, figure=figure, axes=axes)
+    def plot(self, *, metric: str = "global_accuracy", axes: Axes | None = None) -> Axes:
+        """Draw accuracy, or another metric of the records, against the bytes sent so far, both ways (matplotlib)."""
+        return plot({self.summary["method"]: [self.history]}, metric=metric, axes=axes)
 
     def frame(self) -> DataFrame:
         """The records as a data frame by round, with the bytes so far in `bytes_total` (pandas)."""
@@ -108,7 +106,7 @@ class Silent:
 
 
 class Each:
-    """Several observers, told in turn."""
+    """Several observers, told one after the other."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
@@ -222,8 +220,8 @@ class RunDirectory:
         except OSError as error:
             raise cannot_write(path, error) from None
         try:
-            return [json.loads(line) for line in data[:num_bytes].splitlines()]
-        except ValueError as error:
+            return [Record.read(json.loads(line)) for line in data[:num_bytes].splitlines()]
+        except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{path} is damaged ({error}); start over with --overwrite.") from None
 
     def append(self, record: Record) -> int:
@@ -233,7 +231,7 @@ class RunDirectory:
             if self._metrics is None:
                 self._metrics = path.open("ab", buffering=0)
                 sync_folder(self.path)
-            write_all(self._metrics, json.dumps(record, allow_nan=False).encode() + b"\n")
+            write_all(self._metrics, json.dumps(record.line(), allow_nan=False).encode() + b"\n")
             return self._metrics.tell()
         except OSError as error:
             raise cannot_write(path, error) from None
@@ -306,7 +304,7 @@ def execute(
         if resume or overwrite:
             raise ConfigError("resume and overwrite are about a run's folder: say where it is with out.")
         _place_states(simulation, None)
-        return _advance(simulation, facts, None, [], 0, checkpoint_every, observer)
+        return _to_the_end(simulation, facts, None, [], 0, checkpoint_every, observer)
     directory.open(config, resume=resume, overwrite=overwrite)
     try:
         if isinstance(simulation.clients, Federation):
@@ -319,19 +317,19 @@ def execute(
             num_bytes = notes["metrics_bytes"]
         _place_states(simulation, directory.checkpoints.clients)
         history = directory.read_history(num_bytes=num_bytes)
-        return _advance(simulation, facts, directory, history, num_bytes, checkpoint_every, observer)
+        return _to_the_end(simulation, facts, directory, history, num_bytes, checkpoint_every, observer)
     finally:
         directory.close()
 
 
 def _place_states(simulation: Simulation, folder: Path | None) -> None:
-    """Let clients' states lie where the schedule wants them."""
+    """Let clients' states lie where the run wants them."""
     state = simulation.state
     for kind in ("personal", "codec"):
         store: Store = getattr(state, kind)
-        if simulation.schedule.store == "disk" and not isinstance(store, DiskStore):
+        if simulation.store == "disk" and not isinstance(store, DiskStore):
             moved: Store = DiskStore(None if folder is None else folder / kind)
-        elif simulation.schedule.store == "memory" and isinstance(store, DiskStore):
+        elif simulation.store == "memory" and isinstance(store, DiskStore):
             moved = ClientStore()
         else:
             continue
@@ -339,7 +337,7 @@ def _place_states(simulation: Simulation, folder: Path | None) -> None:
         setattr(state, kind, moved)
 
 
-def _advance(
+def _to_the_end(
     simulation: Simulation,
     facts: Mapping[str, Any],
     directory: RunDirectory | None,
@@ -363,12 +361,12 @@ def _advance(
     try:
         # Closed at once, whatever happens in the loop: an error's traceback would keep the workers waiting.
         with closing(cast(Generator[Record], iter(simulation))) as records:
-            for record in map(_plain, records):
+            for record in records:
                 if directory is not None:
                     num_bytes = directory.append(record)
                 history.append(record)
-                done = record["round"]
-                if record["round"] % checkpoint_every == 0:
+                done = record.round
+                if record.round % checkpoint_every == 0:
                     checkpoint()
                 observer.advanced(record)
     except KeyboardInterrupt:
@@ -378,6 +376,11 @@ def _advance(
             checkpoint()
         raise
     checkpoint()
+    if all(record.abandoned for record in history):
+        raise RunError(
+            f"every one of the {len(history)} rounds was abandoned, so nothing was learnt; the last one because "
+            f"{history[-1].abandoned}{_why(history[-1])}."
+        )
     method, server = simulation.method, simulation.state.server
     model = method.global_model(server)
     compact = _compact(method, server)
@@ -391,7 +394,7 @@ def _advance(
     return Run(history, summary, model, directory.path if directory is not None else None)
 
 
-def _compact(method: Method, server: Tree) -> bytes | None:
+def _compact(method: Bound, server: Tree) -> bytes | None:
     """The model's file; none where only the method itself can make the model, or where training diverged."""
     artifact, architecture = artifact_of(method, server), method.task.architecture
     if artifact is None or architecture is None:
@@ -416,20 +419,13 @@ def _sizes(simulation: Simulation, model: nn.Module, compact: bytes | None) -> d
     }
 
 
-def _plain(record: Record) -> Record:
-    """A record as JSON can hold it: a loss that is not finite becomes null, for NaN is not JSON."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
-    }
-
-
 def _summary(simulation: Simulation, facts: Mapping[str, Any], history: list[Record]) -> dict[str, Any]:
     state, method = simulation.state, simulation.method
     parameters = sum(p.numel() for p in method.task.module.parameters())
     bits_up, bits_down = state.ledger.bits_per_parameter(parameters)
-    judged: Record = next((record for record in reversed(history) if "local_clients" in record), {})
+    found: dict[str, Any] = next((record.line()["evaluation"] for record in reversed(history) if record.evaluation), {})
     return {
-        "method": method.name,
+        "method": simulation.agreement.name,
         **facts,
         "parameters": parameters,
         "rounds": state.round,
@@ -438,35 +434,45 @@ def _summary(simulation: Simulation, facts: Mapping[str, Any], history: list[Rec
         "seed": simulation.seed,
         "up": simulation.agreement.link.up.text,
         "down": simulation.agreement.link.down.text,
-        "global_accuracy": judged.get("global_accuracy"),
-        "local_accuracy": judged.get("local_accuracy"),
-        **{name: value for name, value in judged.items() if name.startswith(_JUDGED)},
-        **{name: record[name] for record in history for name in ("goal_round",) if name in record},
+        "global_accuracy": None,
+        "local_accuracy": None,
+        **{
+            name: record.evaluation[name] for record in history for name in ("goal_round",) if name in record.evaluation
+        },
+        **found,
         **method.metrics(state.server),
         "bytes_up": state.ledger.bytes_up,
         "bytes_down": state.ledger.bytes_down,
         "bits_per_parameter_up": bits_up,
         "bits_per_parameter_down": bits_down,
         "paper_bytes": state.ledger.paper_bytes,
-        "rejected": sum(record["rejected"] for record in history),
+        "rejected": sum(record.traffic["rejected"] for record in history),
         **_rest(history),
-        "abandoned": sum("abandoned" in record for record in history),
-        "seconds": sum(record["seconds"] for record in history),
+        "abandoned": sum(bool(record.abandoned) for record in history),
+        "seconds": sum(record.seconds for record in history),
         "state_sha256": tree_sha256(state.server),
         "versions": versions(),
     }
+
+
+def _why(record: Record) -> str:
+    """The first reason why replies of a round were refused."""
+    if not record.rejections:
+        return ""
+    first = record.rejections[0]
+    return f" (client {first.client}: {first.reason}, {first.detail})"
 
 
 def _rest(history: list[Record]) -> dict[str, Any]:
     """Why replies were refused, where some were; and the sums of what only a carrier over a network counts."""
     reasons: dict[str, int] = {}
     for record in history:
-        for rejection in record.get("rejections", ()):
-            reasons[rejection["reason"]] = reasons.get(rejection["reason"], 0) + 1
+        for rejection in record.rejections:
+            reasons[rejection.reason] = reasons.get(rejection.reason, 0) + 1
     sums = {
-        name: sum(record.get(name, 0) for record in history)
+        name: sum(record.traffic.get(name, 0) for record in history)
         for name in ("transport_bytes_up", "transport_bytes_down", "evaluation_bytes_down", "late")
-        if any(name in record for record in history)
+        if any(name in record.traffic for record in history)
     }
     return {**({"rejected_for": dict(sorted(reasons.items()))} if reasons else {}), **sums}
 

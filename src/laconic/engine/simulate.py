@@ -1,4 +1,4 @@
-"""A run, round by round: cohorts, frames, folding, judging.
+"""A run, round by round: cohorts, frames, folding, evaluations.
 
 What carries jobs to clients is a `Pool`: worker processes in the embedded engine (many clients on one machine, every
 frame real), nodes on other machines in `laconic.flower`.
@@ -10,68 +10,37 @@ bit, for any number of workers and any order of arrival.
 from __future__ import annotations
 
 import itertools
-import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
-import numpy as np
 import torch
 
 from laconic.core import (
+    Bound,
     ClientInfo,
-    Codec,
     ConfigError,
-    Ensembled,
     Goal,
     Key,
     Method,
     PayloadError,
-    Phased,
+    Population,
     Reply,
     Task,
     Tree,
-    flat,
-    prepared,
+    one_of,
 )
-from laconic.data import QUANTILES
-from laconic.engine.cohort import Newcomer, sample_cohort
 from laconic.engine.downlink import Downlink
-from laconic.engine.history import Record
 from laconic.engine.ledger import Ledger
-from laconic.engine.round import Agreement, Link, Score, chunks, open_reply, send, server_round, to_everyone
-from laconic.engine.store import ClientStore, Kind, Store, pack, unpack
-from laconic.engine.workers import (
-    LOST,
-    Clients,
-    Done,
-    Failure,
-    JudgeClient,
-    JudgeServer,
-    JudgeServerAt,
-    Outputs,
-    Pool,
-    Predict,
-    Probe,
-    Train,
-    open_pool,
-)
+from laconic.engine.record import Record, Rejection
+from laconic.engine.round import Agreement, Link, Score, open_reply, send, server_round, to_everyone
+from laconic.engine.store import ClientStore, Kind, Store, pack
+from laconic.engine.workers import LOST, Clients, Done, Failure, Pool, Train, open_pool
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of a function among a method's settings: not the same everywhere
 BETWEEN_ROUNDS = -1
 """`State.round` while a round is being kept: such a state is not a whole one."""
-
-
-class Rejection(NamedTuple):
-    """A reply that was not counted, and why."""
-
-    client: int
-    round: int
-    reason: str
-    detail: str
 
 
 @dataclass
@@ -87,29 +56,14 @@ class State:
     downlink: Downlink | None = None
 
 
-@flat
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How long and how wide a run is.
-
-    `min_replies` fewer accepted replies abandon a round: the state stays as it was. `local_eval` judges every client's
-    model on the client's own test data when it is trained.
-
-    `store` says where clients' own states lie: in memory, or on disk where they are too large for it. `new_test` judges
-    the ensemble of all clients' models on the common test set at the end. `newcomer` lets the last client join late.
-    `probe` names a layer: at the end a fresh adversary is fitted to its outputs, client by client.
-    """
+    """How long and how wide a run is: `min_replies` fewer accepted replies abandon a round, and the state stays."""
 
     rounds: int = 30
     cohort: int = 10
     eval_every: int = 5
     min_replies: int = 1
-    local_eval: bool = True
-    workers: int | Literal["auto"] = "auto"
-    store: Kind = "memory"
-    new_test: bool = False
-    newcomer: Newcomer | None = None
-    probe: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("rounds", "cohort", "eval_every", "min_replies"):
@@ -117,66 +71,81 @@ class Schedule:
                 raise ConfigError(f"run.{name} must be at least 1, got {getattr(self, name)}.")
         if self.min_replies > self.cohort:
             raise ConfigError(f"run.min_replies ({self.min_replies}) is larger than run.cohort ({self.cohort}).")
-        if self.workers != "auto" and self.workers < 0:
-            raise ConfigError(f"run.workers must be 'auto' or not negative, got {self.workers}.")
-        if self.store not in get_args(Kind):
-            raise ConfigError(f"run.store must be 'memory' or 'disk', got {self.store!r}.")
+
+
+Metrics = dict[str, Any]
+"""What an evaluation finds, by name."""
+
+
+class Evaluation(Protocol):
+    """Something that a run measures.
+
+    It may have more: `check(task, clients)` refuses what cannot be measured before a run begins, and `fitted = True`
+    asks for scores of the models that clients have just fitted, where they have none of their own.
+    """
 
     @property
-    def most(self) -> int:
-        """The largest cohort."""
-        return self.cohort if self.newcomer is None else max(self.cohort, self.newcomer.others + 1)
+    def at_end(self) -> bool:
+        """Whether once, at the end of a run, or every `eval_every` rounds."""
+        ...
 
-    def cohort_of(self, key: Key, *, round: int, clients: int) -> list[int]:
-        """Who takes part in a round."""
-        if self.newcomer is None:
-            return sample_cohort(key, clients=clients, cohort=self.cohort)
-        return self.newcomer.cohort(key, round=round, clients=clients, cohort=self.cohort)
+    def metrics(self, run: Simulation, pool: Pool, found: Mapping[str, Any]) -> Metrics:
+        """What it finds, by names of its own; `found` is what the evaluations before it found."""
+        ...
 
 
 class Simulation:
     """A run, round by round. Iterate to advance; `state` is where it stands."""
 
     def __init__(
-        self, method: Method, task: Task, clients: Clients, link: Link, schedule: Schedule, *, seed: int
+        self,
+        method: Method,
+        task: Task,
+        clients: Clients,
+        link: Link,
+        schedule: Schedule,
+        *,
+        seed: int,
+        evaluations: Sequence[Evaluation] = (),
+        workers: int | Literal["auto"] = "auto",
+        store: Kind = "memory",
     ) -> None:
-        old = clients.num_clients - (schedule.newcomer is not None)
-        if schedule.cohort > old:
-            raise ConfigError(
-                f"run.cohort is {schedule.cohort}, but there are only {old} clients; "
-                "lower run.cohort or raise data.clients."
-            )
-        if schedule.newcomer is not None and schedule.newcomer.others > old:
-            raise ConfigError(f"run.newcomer.others is {schedule.newcomer.others}, but there are only {old} others.")
+        if workers != "auto" and workers < 0:
+            raise ConfigError(f"run.workers must be 'auto' or not negative, got {workers}.")
+        one_of("run.store", store, get_args(Kind))
         self.schedule, self.clients, self.seed = schedule, clients, seed
+        self.evaluations, self.workers, self.store = tuple(evaluations), workers, store
+        self.population = Population(clients.num_clients, schedule.cohort, clients.newcomer)
         self.carrier: Carrier = worker_pool
-        settings = settings_text(method)
-        bound = prepared(method.bind(task), clients=clients.num_clients, cohort=schedule.cohort)
-        self.agreement = Agreement(bound, link, Key.from_seed(seed), settings=settings)
-        self.state = State(0, self.agreement.method.init(self.agreement.key.fold_in("init")))
+        bound = method.bind(task, self.population)
+        self.agreement = Agreement(bound, link, Key.from_seed(seed), method.name, method.settings)
+        self.state = State(0, bound.init(self.agreement.key.fold_in("init")))
         # What does not go together is said before any worker starts.
         self.agreement.check_downlink()
-        if self.agreement.lockstep is not None and schedule.cohort != clients.num_clients:
+        if bound.replica is not None and schedule.cohort != clients.num_clients:
             raise ConfigError(
-                f"{self.method.name}: its clients march in step, so all of them take part in every round; "
+                f"{method.name}: its clients hold replicas of one model, so all of them take part in every round; "
                 f"set run.cohort to {clients.num_clients} (got {schedule.cohort}), or local_steps to more than 1."
             )
+        for evaluation in self.evaluations:
+            if (check := getattr(evaluation, "check", None)) is not None:
+                check(task, clients)
         goal = self._goal()
         if goal is not None and "accuracy" not in task.metrics:
-            raise ConfigError(f"{self.method.name}: its goal is an accuracy, but this task has no metric of that name.")
+            raise ConfigError(f"{method.name}: its goal is an accuracy, but this task has no metric of that name.")
         if goal is not None and goal.on == "validation" and not len(clients.validation):
             raise ConfigError(
-                f"{self.method.name}: its goal is judged on validation data, but none is held out; "
+                f"{method.name}: its goal is evaluated on validation data, but none is held out; "
                 "set run.validation (to 0.1, say), or goal_on = 'test', as the published code does."
             )
-        if not self.method.per_client:
+        if not bound.per_client:
             first = self.agreement.first_known()
-            link.up.init_state(self.method.message_spec(first))
+            link.up.init_state(bound.message_spec(first))
             if self.agreement.builds_on_known:
                 self.state.downlink = Downlink(first, from_key=task.initial is None)
 
     @property
-    def method(self) -> Method:
+    def method(self) -> Bound:
         """The method, bound to the task."""
         return self.agreement.method
 
@@ -186,47 +155,28 @@ class Simulation:
             pool = self.carrier(self)
             try:
                 while self.state.round < self.schedule.rounds:
-                    yield self._advance(pool)
+                    yield self._round(pool)
             finally:
                 pool.close()
 
-    def _advance(self, pool: Pool) -> Record:
+    def _round(self, pool: Pool) -> Record:
         began = time.perf_counter()
         number = self.state.round + 1
         exchange = _Exchange(self, pool, number)
         server, abandoned = exchange.run()
-        record: Record = {
-            "round": number,
-            "cohort": exchange.size,
-            "replies": exchange.replies,
-            "rejected": len(exchange.rejections),
-            "bytes_up": exchange.ledger.bytes_up,
-            "bytes_down": exchange.ledger.bytes_down,
-            **exchange.means(),
-        }
-        if exchange.rejections:
-            record["rejections"] = [rejection._asdict() for rejection in exchange.rejections]
-        if abandoned:
-            record["abandoned"] = abandoned
         self._keep(exchange, number, None if abandoned else server)
-        if number % self.schedule.eval_every == 0 or number == self.schedule.rounds:
-            record.update(self._judge(pool))
-        if number == self.schedule.rounds:
-            record.update(self._judge_finally(pool, record))
-        self._end_phase(record)
-        record.update(pool.figures())
-        record["seconds"] = time.perf_counter() - began
-        return record
-
-    def _end_phase(self, record: Record) -> None:
-        """Go on to the method's next phase where the evaluation says that its goal is reached."""
-        goal = self._goal()
-        if goal is not None and record.get(goal.figure, 0.0) >= goal.accuracy:
-            self.state.server = cast(Phased, self.method).advance(self.state.server)
-            record["goal_round"] = record["round"]
-
-    def _goal(self) -> Goal | None:
-        return self.method.aim(self.state.server) if isinstance(self.method, Phased) else None
+        last = number == self.schedule.rounds
+        evaluation = self._evaluate(pool, at_end=last) if last or number % self.schedule.eval_every == 0 else {}
+        evaluation |= self._end_phase(evaluation)
+        return Record(
+            number,
+            {**exchange.traffic(), **pool.figures()},
+            exchange.means(),
+            evaluation,
+            tuple(exchange.rejections),
+            abandoned,
+            time.perf_counter() - began,
+        )
 
     def _keep(self, exchange: _Exchange, number: int, server: Tree | None) -> None:
         """Make a round part of the state. Until `round` is set again, an interrupted state is not a whole one."""
@@ -237,114 +187,44 @@ class Simulation:
             state.server = server
         state.round = number
 
-    def _judge(self, pool: Pool) -> Record:
-        """Global: the server's model on the common test set. Local: each client's last model on its own data."""
-        state, method = self.state, self.method
-        record: Record = dict(method.metrics(state.server))
-        pool.share(server=pack(state.server))
-        for figure, part in (("global", self.clients.test), ("validation", self.clients.validation)):
-            count, held_out = len(chunks(part)), figure == "validation"
-            total = Score(0, {})
-            for score in pool.map((JudgeServer(i, held_out) for i in range(count)), count=count):
-                total += score
-            record.update({f"{figure}_{name}": value for name, value in total.means().items()})
-        newcomer = None if self.schedule.newcomer is None else self.clients.num_clients - 1
-        if method.stateful:
-            self._share_held(pool)
-        if method.stateful and self.schedule.local_eval:
-            have = self._with_models()
-            jobs = (JudgeClient(ClientInfo(c, state.round, 0), state.personal.get(c, b"")) for c in have)
-            scores = zip(have, pool.map(jobs, count=len(have)), strict=True)
-            state.local |= {c: score for c, score in scores if not isinstance(score, Failure)}
-        judged = [score.means() for c, score in sorted(state.local.items()) if score.examples and c != newcomer]
-        if judged:
-            for name in judged[0]:
-                record[f"local_{name}"] = sum(means[name] for means in judged) / len(judged)
-            record.update(_distribution(judged))
-        record["local_clients"] = len(judged)
-        if newcomer is not None and (not method.stateful or newcomer in self._with_models()):
-            at = ClientInfo(newcomer, state.round, 0)
-            job = JudgeClient(at, state.personal.get(newcomer, b"")) if method.stateful else JudgeServerAt(at)
-            (score,) = pool.map([job], count=1)
-            record.update({f"newcomer_{name}": value for name, value in score.means().items()})
-        return record
+    def _evaluate(self, pool: Pool, *, at_end: bool) -> dict[str, Any]:
+        """What the state says of itself, and what the evaluations of a run find."""
+        self._share_models(pool)
+        found: dict[str, Any] = dict(self.method.metrics(self.state.server))
+        for evaluation in sorted(self.evaluations, key=lambda one: one.at_end):
+            if at_end or not evaluation.at_end:
+                found |= evaluation.metrics(self, pool, found)
+        return found
 
-    def _with_models(self) -> Sequence[int]:
-        """The clients that have a model of their own: all, or those that had a turn."""
-        if isinstance(self.method, Ensembled):
-            return range(self.clients.num_clients)
-        return list(self.state.personal)
-
-    def _share_held(self, pool: Pool) -> None:
-        """Give the workers what clients have of the newest broadcast, where all have the same."""
-        if not self.method.per_client:
-            # What clients hold is what the way down makes of a broadcast; judging costs nothing on the wire.
+    def _share_models(self, pool: Pool) -> None:
+        """Give the workers what they predict with: the server's state, and what clients hold of it."""
+        pool.share(server=pack(self.state.server))
+        if self.method.own_model and not self.method.per_client:
+            # What clients hold is what the way down makes of a broadcast; evaluating costs nothing on the wire.
             state, down = self.state, self.state.downlink
             held = send(self.agreement, state.server, to_everyone(state.round))[1] if down is None else down.known
             pool.share(held=pack(held))
 
-    def _judge_finally(self, pool: Pool, record: Record) -> Record:
-        """What is judged once, at the end: the ensemble of all clients' models, and what representations give away."""
-        state, schedule, stateful = self.state, self.schedule, self.method.stateful
-        old = self.clients.num_clients - (schedule.newcomer is not None)
-        clients = [c for c in (self._with_models() if stateful else range(old)) if c < old]
-        found: Record = {}
-        if schedule.new_test and stateful:
-            jobs = (Predict(ClientInfo(c, state.round, 0), state.personal.get(c, b"")) for c in clients)
-            found.update(_ensemble(self.method.task, self.clients, pool.map(jobs, count=len(clients))))
-        elif schedule.new_test:
-            # Without models of their own, the ensemble of all clients' models is the server's model.
-            found.update({f"new_{n.removeprefix('global_')}": v for n, v in record.items() if n.startswith("global_")})
-            found["new_test_bytes_up"] = 0
-        if schedule.probe is not None:
-            probes = (
-                Probe(ClientInfo(c, state.round, 0), schedule.probe, state.personal.get(c, b"") if stateful else None)
-                for c in clients
-            )
-            sums: dict[str, list[float]] = {}
-            for figures in pool.map(probes, count=len(clients)):
-                for name, value in figures.items():
-                    sums.setdefault(name, []).append(value)
-            found.update({name: sum(values) / len(values) for name, values in sums.items()})
-        return found
+    def _end_phase(self, evaluation: Mapping[str, Any]) -> dict[str, int]:
+        """Go on to the method's next phase where an evaluation says that its goal is reached."""
+        goal, phases = self._goal(), self.method.phases
+        if goal is None or phases is None or not evaluation:
+            return {}
+        if goal.metric not in evaluation:
+            raise ConfigError(f"the method's goal is {goal.metric}, which no evaluation finds; add Global().")
+        if evaluation[goal.metric] < goal.accuracy:
+            return {}
+        self.state.server = phases.advance(self.state.server)
+        return {"goal_round": self.state.round}
 
+    def _goal(self) -> Goal | None:
+        return None if self.method.phases is None else self.method.phases.goal(self.state.server)
 
-def _distribution(judged: Sequence[Mapping[str, float]]) -> Record:
-    """How accuracy (the loss, where nothing else is measured) is spread over clients, the worst tenth among them."""
-    name = "accuracy" if "accuracy" in judged[0] else "loss"
-    if name == "loss" and len(judged[0]) > 1:
-        return {}  # which end of a figure of the user's own is the bad one, only the user knows
-    values = np.sort([means[name] for means in judged])
-    if not np.isfinite(values).all():
-        return {}
-    worst = values[::-1] if name == "loss" else values
-    tenth = math.ceil(len(values) / 10)
-    return {
-        f"local_{name}_worst_decile": float(worst[:tenth].mean()),
-        **{
-            f"local_{name}_p{round(100 * q)}": float(value)
-            for q, value in zip(QUANTILES, np.quantile(values, QUANTILES), strict=True)
-        },
-    }
-
-
-def _ensemble(task: Task, clients: Clients, outputs: Iterator[Outputs]) -> Record:
-    """The mean of the models' outputs, and their majority vote, on the common test set."""
-    total = votes = torch.zeros(())
-    models = upload = 0
-    for one in outputs:
-        values = unpack(one.outputs)["outputs"].double()
-        total, models, upload = total + values, models + 1, upload + one.upload
-        if task.outputs == "logits":
-            votes = votes + torch.nn.functional.one_hot(values.argmax(dim=1), values.shape[1])
-    y, mean = clients.test.tensors()[1], (total / models).float()
-    record: Record = {"new_loss": float(task.loss(mean, y)), "new_test_models": models, "new_test_bytes_up": upload}
-    for name, metric in task.metrics.items():
-        record[f"new_{name}"] = float(metric(mean, y).sum()) / len(y)
-        if task.outputs == "logits":
-            # Where classes have as many votes, the larger mean output decides.
-            record[f"vote_{name}"] = float(metric(votes + mean.double().softmax(dim=1) / 2, y).sum()) / len(y)
-    return record
+    def with_models(self) -> Sequence[int]:
+        """The clients that have a model of their own: all, or those that took part once."""
+        if self.method.own_part is not None:
+            return range(self.clients.num_clients)
+        return list(self.state.personal)
 
 
 Carrier = Callable[[Simulation], Pool]
@@ -353,8 +233,9 @@ Carrier = Callable[[Simulation], Pool]
 
 def worker_pool(simulation: Simulation) -> Pool:
     """The embedded engine's pool: worker processes, or none."""
-    schedule = simulation.schedule
-    return open_pool(simulation.agreement, simulation.clients, workers=schedule.workers, most=schedule.most)
+    return open_pool(
+        simulation.agreement, simulation.clients, workers=simulation.workers, most=simulation.population.most
+    )
 
 
 class _Kept(NamedTuple):
@@ -371,8 +252,7 @@ class _Exchange:
 
     def __init__(self, simulation: Simulation, pool: Pool, round: int) -> None:
         self._simulation, self._pool, self._round = simulation, pool, round
-        key, clients = simulation.agreement.round_key(round), simulation.clients.num_clients
-        self._cohort = simulation.schedule.cohort_of(key, round=round, clients=clients)
+        self._cohort = simulation.population.cohort_of(simulation.agreement.round_key(round), round=round)
         self.ledger = Ledger()
         self.replies = 0
         self.rejections: list[Rejection] = []
@@ -397,7 +277,7 @@ class _Exchange:
         if first is None:
             return server, "no reply was accepted"
         new = server_round(simulation.agreement, server, itertools.chain([first], stream), self._round)
-        for _ in stream:  # a method that stopped early must not leave turns in the pipes
+        for _ in stream:  # a method that stopped early must not leave local updates in the pipes
             pass
         needed = min(simulation.schedule.min_replies, self.size)
         if self.replies < needed:
@@ -406,8 +286,18 @@ class _Exchange:
             return server, "the server's state would not be finite"
         return new, ""
 
-    def means(self) -> Record:
-        """The accepted clients' own figures (training loss and so on), averaged."""
+    def traffic(self) -> dict[str, int]:
+        """Who took part, and the bytes of their frames."""
+        return {
+            "cohort": self.size,
+            "replies": self.replies,
+            "rejected": len(self.rejections),
+            "bytes_up": self.ledger.bytes_up,
+            "bytes_down": self.ledger.bytes_down,
+        }
+
+    def means(self) -> dict[str, float]:
+        """What the accepted clients said of their training (the loss and so on), averaged."""
         return {name: sum(values) / len(values) for name, values in self._metrics.items()}
 
     def keep(self, *, accepted: bool) -> None:
@@ -438,6 +328,7 @@ class _Exchange:
         infos = [ClientInfo(c, self._round, 0) for c in self._cohort]
         received: dict[int, Tree] = {}
         shared = None if method.per_client else self._broadcast()
+        evaluates = not method.own_model and any(getattr(one, "fitted", False) for one in simulation.evaluations)
 
         def jobs() -> Iterator[Train]:
             for info in infos:
@@ -450,7 +341,7 @@ class _Exchange:
                     state.personal.get(info.id, b""),
                     state.codec.get(info.id, b""),
                     own,
-                    simulation.schedule.local_eval and not method.stateful,
+                    evaluates,
                 )
 
         for info, result in zip(infos, self._pool.map(jobs(), count=len(infos)), strict=True):
@@ -501,28 +392,6 @@ class _Exchange:
 
     def _reject(self, client: ClientInfo, reason: str, detail: str) -> None:
         self.rejections.append(Rejection(client.id, client.round, reason, detail))
-
-
-def simulate(
-    method: Method,
-    clients: Clients,
-    *,
-    task: Task,
-    up: Codec,
-    down: Codec,
-    rounds: int,
-    cohort: int,
-    seed: int = 0,
-    workers: int | Literal["auto"] = 0,
-) -> Iterator[Record]:
-    """The plain loop: one record per round."""
-    schedule = Schedule(rounds=rounds, cohort=cohort, workers=workers)
-    yield from Simulation(method, task, clients, Link(up, down), schedule, seed=seed)
-
-
-def settings_text(method: Method) -> str:
-    """A method's settings as text, the same in every process: no addresses of functions."""
-    return _ADDRESS.sub("", repr(method))
 
 
 def _finite(tree: Tree) -> bool:

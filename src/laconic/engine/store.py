@@ -1,6 +1,6 @@
 """Where the engine keeps what belongs to clients: packed trees by client, opaque to everyone but the client.
 
-In memory, or on disk with a file per client and version. A new state is *staged* when a client's turn ends and *kept*
+In memory, or on disk with a file per client and version. A new state is *staged* when a local update ends and *kept*
 when its round counts, so that a round that is abandoned leaves no trace. Files are never changed: a checkpoint names
 the versions that it means, and a version stays for as long as a checkpoint, or the run itself, means it.
 """

@@ -1,4 +1,4 @@
-"""Where clients' turns are computed: in this process, or in worker processes of one torch thread each.
+"""Where local updates are computed: in this process, or in worker processes of one torch thread each.
 
 Both run the same jobs at a `Station`, and both give results in the order of the jobs, so that nothing else in laconic
 knows the difference. Worker processes are forked: they share the data with the parent, and a user's own classes need
@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing.connection
 import os
 import pickle
+import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -19,22 +20,19 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from laconic.codecs.wire import HEADER_BYTES
 from laconic.core import (
     ClientData,
     ClientInfo,
     ConfigError,
-    Ensembled,
     LaconicError,
+    Newcomer,
     Part,
     PayloadError,
     RunError,
-    Shared,
     Tree,
 )
-from laconic.engine.probe import probe
 from laconic.engine.processes import Child, can_fork, end, fork, settle
-from laconic.engine.round import WHOLE, Agreement, Score, chunks, client_round, evaluate, receive, to_everyone
+from laconic.engine.round import Agreement, Score, chunks, client_round, evaluate, receive, to_everyone
 from laconic.engine.store import pack, unpack
 
 _AHEAD = 8  # jobs per worker that may be finished before the oldest one is: bounds what waits in memory
@@ -61,6 +59,11 @@ class Clients(Protocol):
         """Examples to decide by, if there are any."""
         ...
 
+    @property
+    def newcomer(self) -> Newcomer | None:
+        """How the last client joins later, if it does."""
+        ...
+
     def client(self, client: int) -> ClientData:
         """One client's data."""
         ...
@@ -78,14 +81,14 @@ class Failure(NamedTuple):
 
 
 LOST = "state_lost"
-"""The reason of a client that no longer holds what it should: it starts over, and is sent the whole."""
+"""The reason of a client that no longer holds what it should: it starts over, and is sent a full snapshot."""
 
 
 class Done(NamedTuple):
-    """A client's turn, packed for the way to the parent.
+    """A client's local update, packed for the way to the parent.
 
     The states are the client's new ones, or whatever stands for them where clients keep their states themselves: the
-    engine gives back, at the client's next turn, what came with the last turn that counted.
+    engine gives back, at the client's next local update, what came with the last one that counted.
     """
 
     frame: bytes
@@ -107,6 +110,8 @@ class Station:
     shared: dict[str, bytes] = field(default_factory=dict)
     known: Tree | None = None
     """What clients held before this round's frame, where this station has seen the frame before."""
+    strict: bool = False
+    """Whether a client's own exception ends the run: for debugging."""
 
     def share(self, values: dict[str, bytes]) -> None:
         """Take in what the parent shares; what was derived from older values is forgotten."""
@@ -120,7 +125,7 @@ class Station:
 
     @cached_property
     def received(self) -> Tree:
-        """The decoded broadcast of this round: decoded once, however many clients have their turn here."""
+        """The decoded broadcast of this round: decoded once, however many clients train here."""
         known = self.known
         if known is None and self.agreement.builds_on_known:
             known = unpack(self.shared["known"])
@@ -138,15 +143,21 @@ class Station:
         return self.agreement.method.global_model(self.server)
 
     def local_model(self, client: ClientInfo, personal: bytes) -> torch.nn.Module:
-        """What a client predicts with, from the newest broadcast; before its first turn, from its first state."""
+        """What a client predicts with, from the newest broadcast; at first, from its first state."""
         method = self.agreement.method
         held = self.shared.get("held")  # what clients have of the newest broadcast, where they share one
         key = self.agreement.round_key(client.round)
         received = unpack(held) if held else method.broadcast(self.server, client, key)
+        if method.local_model is None:
+            raise ConfigError("this method does not say what a client predicts with: give it a local_model.")
         return method.local_model(received, unpack(personal) or self.first_personal(client))
 
+    def model_of(self, client: ClientInfo, personal: bytes | None) -> torch.nn.Module:
+        """What a client predicts with, or without `personal` the server."""
+        return self.predictor if personal is None else self.local_model(client, personal)
+
     def first_personal(self, client: ClientInfo) -> Tree:
-        """A client's personal state before its first turn."""
+        """A client's personal state before its first local update."""
         return self.agreement.method.init_client(self.agreement.key.fold_in("init_client", client.id))
 
     @cached_property
@@ -170,7 +181,7 @@ class Job(Protocol):
 
     @property
     def once(self) -> bool:
-        """Whether it is lost with the worker that ran it (a client's turn), or begun again with another one."""
+        """Whether it is lost with the worker that ran it (a local update), or begun again with another one."""
         ...
 
     def run(self, station: Station) -> Any:
@@ -180,13 +191,13 @@ class Job(Protocol):
 
 @dataclass(frozen=True)
 class Train:
-    """A client's turn. `frame` is given where the client has a broadcast of its own."""
+    """A client's local update. `frame` is given where the client has a broadcast of its own."""
 
     client: ClientInfo
     personal: bytes = b""
     codec_state: bytes = b""
     frame: bytes | None = None
-    judge: bool = True
+    evaluate: bool = True
     once = True
 
     @property
@@ -195,7 +206,10 @@ class Train:
         return not (self.personal or self.codec_state or self.frame)
 
     def run(self, station: Station) -> Done | Failure:
-        """The client's turn; whatever goes wrong in it costs this client's reply and nothing else."""
+        """The local update; whatever goes wrong in it costs this client's reply and nothing else.
+
+        At a station that is `strict`, a client's own exception is let through, with a note that says where it was.
+        """
         agreement = station.agreement
         try:
             received = station.received if self.frame is None else receive(agreement, self.frame, self.client)
@@ -204,21 +218,29 @@ class Train:
                 return Failure("no_data", "the client has no examples to train on")
             personal = unpack(self.personal) or station.first_personal(self.client)
             state = unpack(self.codec_state) or agreement.link.up.init_state(agreement.method.message_spec(received))
-            turn = client_round(agreement, received, self.client, personal, state, data, judge=self.judge)
+            update = client_round(agreement, received, self.client, personal, state, data, evaluates=self.evaluate)
         except PayloadError as error:
             return Failure(error.reason, error.detail)
         except (ConfigError, KeyboardInterrupt):  # a mistake in the settings would meet every client
             raise
         except BaseException as error:  # a panic of native code and sys.exit() are no Exceptions, and no better
+            if station.strict and isinstance(error, Exception):
+                error.add_note(f"(client {self.client.id}, round {self.client.round}, in {_stage(error)})")
+                raise
             said = " ".join(str(error).split())[:_DETAIL]
             return Failure("client_error", f"{type(error).__name__}: {said}")
         return Done(
-            turn.frame, pack(turn.personal), pack(turn.codec_state), turn.local, dict(turn.metrics), turn.seconds
+            update.frame,
+            pack(update.personal),
+            pack(update.codec_state),
+            update.local,
+            dict(update.metrics),
+            update.seconds,
         )
 
 
 @dataclass(frozen=True)
-class JudgeServer:
+class EvaluateServer:
     """The server's predictor on one piece of the common test set, or of what is held out to decide by."""
 
     chunk: int
@@ -233,76 +255,18 @@ class JudgeServer:
 
 
 @dataclass(frozen=True)
-class JudgeClient:
-    """A client's own predictor on its own test data."""
+class EvaluateClient:
+    """A client's own predictor (the server's, without `personal`) on its own test data."""
 
     client: ClientInfo
-    personal: bytes
-    small = False
-    once = False
-
-    def run(self, station: Station) -> Score:
-        """Its score."""
-        predictor = station.local_model(self.client, self.personal)
-        return evaluate(station.agreement.method.task, predictor, station.clients.client(self.client.id).test)
-
-
-@dataclass(frozen=True)
-class JudgeServerAt:
-    """The server's predictor on a client's own test data."""
-
-    client: ClientInfo
-    small = True
-    once = False
-
-    def run(self, station: Station) -> Score:
-        """Its score."""
-        return evaluate(station.agreement.method.task, station.predictor, station.clients.client(self.client.id).test)
-
-
-class Outputs(NamedTuple):
-    """What a client's model says of the common test set, and the bytes of its one upload."""
-
-    outputs: bytes
-    upload: int
-
-
-@dataclass(frozen=True)
-class Predict:
-    """A client's own predictor on the whole common test set: one member of an ensemble."""
-
-    client: ClientInfo
-    personal: bytes
-    small = False
-    once = False
-
-    def run(self, station: Station) -> Outputs:
-        """What it says, and what having its model at the server would cost: a float32 frame of the client's part."""
-        method = station.agreement.method
-        predictor = station.local_model(self.client, self.personal).eval()
-        personal = unpack(self.personal)
-        part = method.own_part(personal) if isinstance(method, Ensembled) else personal
-        payload, _ = WHOLE.encode(part, Shared(station.agreement.client_key(self.client)), {})
-        with torch.no_grad():
-            outputs = [predictor(chunk.tensors()[0].to(method.task.device)).cpu() for chunk in station.test_chunks]
-        return Outputs(pack({"outputs": torch.cat(outputs)}), HEADER_BYTES + len(payload) if part else 0)
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A fresh adversary on the representations that a client's model (the server's, without `personal`) gives."""
-
-    client: ClientInfo
-    layer: str
     personal: bytes | None
     small = False
     once = False
 
-    def run(self, station: Station) -> dict[str, float]:
-        """Its figures."""
-        model = station.predictor if self.personal is None else station.local_model(self.client, self.personal)
-        key = station.agreement.client_key(self.client).fold_in("probe")
-        return probe(model, self.layer, station.clients.client(self.client.id), key)
+    def run(self, station: Station) -> Score:
+        """Its score."""
+        part = station.clients.client(self.client.id).test
+        return evaluate(station.agreement.method.task, station.model_of(self.client, self.personal), part)
 
 
 class Pool(Protocol):
@@ -326,7 +290,7 @@ class Pool(Protocol):
 
 
 def open_pool(agreement: Agreement, clients: Clients, *, workers: int | Literal["auto"], most: int) -> Pool:
-    """A pool of worker processes (`most` at the most), or of none (`workers = 0`).
+    """A pool of worker processes (`most` at the most), or of none (`workers = 0`, for debugging: see `InProcess`).
 
     `auto` is one per core where processes can be forked, else none.
     """
@@ -337,7 +301,7 @@ def open_pool(agreement: Agreement, clients: Clients, *, workers: int | Literal[
             f"workers = {wanted} needs a system with fork and device = 'cpu'; set workers = 0 for this machine."
         )
     wanted = min(wanted, most)
-    return Processes(agreement, clients, wanted) if wanted else InProcess(agreement, clients)
+    return Processes(agreement, clients, wanted) if wanted else InProcess(agreement, clients, strict=workers == 0)
 
 
 def cores() -> int:
@@ -346,10 +310,13 @@ def cores() -> int:
 
 
 class InProcess:
-    """No workers: jobs run here, one after the other, when their result is asked for. For debugging and devices."""
+    """No workers: jobs run here, one after the other, when their result is asked for. For debugging and devices.
 
-    def __init__(self, agreement: Agreement, clients: Clients) -> None:
-        self._station = Station(agreement, clients)
+    Where `strict`, a client's own exception ends the run.
+    """
+
+    def __init__(self, agreement: Agreement, clients: Clients, *, strict: bool = False) -> None:
+        self._station = Station(agreement, clients, strict=strict)
 
     def share(self, **values: bytes) -> None:
         """Give the station some values."""
@@ -369,10 +336,10 @@ class InProcess:
 
 
 class Processes:
-    """Worker processes."""
+    """Worker processes. `alone`, they keep no socket of this process open, whoever it may lead to."""
 
-    def __init__(self, agreement: Agreement, clients: Clients, workers: int) -> None:
-        self._agreement, self._clients = agreement, clients
+    def __init__(self, agreement: Agreement, clients: Clients, workers: int, *, alone: bool = False) -> None:
+        self._agreement, self._clients, self._alone = agreement, clients, alone
         self._shared: dict[str, bytes] = {}
         self._workers: list[Child] = []
         for _ in range(workers):
@@ -380,7 +347,7 @@ class Processes:
 
     def _fork(self) -> Child:
         station = Station(self._agreement, self._clients, dict(self._shared))
-        return fork(_serve, station, siblings=[worker.pipe for worker in self._workers])
+        return fork(_serve, station, self._alone, siblings=[worker.pipe for worker in self._workers])
 
     def share(self, **values: bytes) -> None:
         """Give every worker some values."""
@@ -396,7 +363,7 @@ class Processes:
                 self._replace(place)
 
     def map(self, jobs: Iterable[Job], *, count: int) -> Iterator[Any]:
-        """Results in order. A worker that dies costs the client's turn that it was at; all else is done again."""
+        """Results in order. A worker that dies costs the local update that it was at; all else is done again."""
         source = (_Task(number, job) for number, job in enumerate(jobs))
         todo: deque[_Task] = deque()  # drawn from the source, and not with a worker
         busy: dict[int, deque[_Task]] = {place: deque() for place in range(len(self._workers))}
@@ -487,10 +454,20 @@ class _Task:
         """The same, to be tried again, if it has not cost too many workers."""
         if self.deaths + 1 == _TRIES:
             raise RunError(
-                f"{_TRIES} worker processes died over one evaluation (the last with code {code}); "
+                f"{_TRIES} worker processes died over one job (the last with code {code}); "
                 "is there memory enough? workers = 0 runs without them."
             )
         return replace(self, deaths=self.deaths + 1)
+
+
+def _stage(error: BaseException) -> str:
+    """The part of the round that an exception came from. A method's own functions may be called anything."""
+    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if "client_round" in names:
+        inside = names[names.index("client_round") + 1 :][:1]
+        return inside[0] if inside and inside[0] in ("evaluate", "message_spec", "encode") else "client_update"
+    stages = {"receive": "receive", "first_personal": "init_client", "init_state": "encode", "client": "its data"}
+    return next((stages[name] for name in names if name in stages), "its data")
 
 
 class _Raised(NamedTuple):
@@ -503,9 +480,10 @@ def _serve(
     pipe: multiprocessing.connection.Connection,
     inherited: list[multiprocessing.connection.Connection],
     station: Station,
+    alone: bool,
 ) -> None:
     """A worker's life: take jobs until the parent hangs up."""
-    settle(inherited)
+    settle(inherited, alone_with=pipe if alone else None)
     with suppress(EOFError, OSError):
         while True:
             kind, value = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own parent's bytes

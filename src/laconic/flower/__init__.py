@@ -7,14 +7,14 @@
 
 from laconic.flower.apps import client_app, on_ray, serve, server_app
 from laconic.flower.messages import Answer, Call, Envelope
-from laconic.flower.node import Desk
+from laconic.flower.node import Endpoint
 from laconic.flower.nodes import Nodes
 from laconic.flower.states import FolderEntries, States
 
 __all__ = [
     "Answer",
     "Call",
-    "Desk",
+    "Endpoint",
     "Envelope",
     "FolderEntries",
     "Nodes",

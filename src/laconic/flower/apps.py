@@ -19,7 +19,7 @@ from laconic.core import ConfigError, RunError
 from laconic.engine import Observer, Run, RunDirectory
 from laconic.experiment import Experiment
 from laconic.flower.node import answer_values
-from laconic.flower.nodes import Letter, Nodes, Post
+from laconic.flower.nodes import Nodes, Transport, TransportReply
 from laconic.progress import Display
 
 Table = Mapping[str, Mapping[str, Any]]
@@ -74,14 +74,20 @@ def server_app(config: Path | str | Table, *, out: Path | str = "runs", observer
         overwrite = bool(settings.get("overwrite", False))
         resume = bool(settings.get("resume", True)) and not overwrite
         watching = observer or Display(Console(stderr=True))  # Flower sends it to whoever asked for the run's log
-        post = GridPost(grid)
-        serve(post, experiment_from(table), out=folder, resume=resume, overwrite=overwrite, observer=watching)
+        serve(
+            GridTransport(grid),
+            experiment_from(table),
+            out=folder,
+            resume=resume,
+            overwrite=overwrite,
+            observer=watching,
+        )
 
     return app
 
 
-class GridPost:
-    """A Flower grid as a post."""
+class GridTransport:
+    """A Flower grid as a transport."""
 
     def __init__(self, grid: Any) -> None:
         self._grid = grid
@@ -99,26 +105,27 @@ class GridPost:
         # One at a time: a grid may leave out of its answer what it did not take, and the rest would be mistaken.
         return next(iter(self._grid.push_messages([message])), None)
 
-    def pull(self, names: Iterable[str]) -> Iterable[Letter]:
+    def pull(self, names: Iterable[str]) -> Iterable[TransportReply]:
         """The replies that have come."""
         for message in self._grid.pull_messages(list(names)):
             about = message.metadata
             if message.has_error():
-                yield Letter(about.reply_to_message_id, about.src_node_id, None, f"Flower says: {message.error.reason}")
+                said = f"Flower says: {message.error.reason}"
+                yield TransportReply(about.reply_to_message_id, about.src_node_id, None, said)
             else:
                 values = message.content.get(_RECORD, {})
-                yield Letter(about.reply_to_message_id, about.src_node_id, values)
+                yield TransportReply(about.reply_to_message_id, about.src_node_id, values)
 
 
 def serve(
-    post: Post,
+    transport: Transport,
     experiment: Experiment,
     *,
     out: Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
     observer: Observer | None = None,
-    transport: bool = True,
+    networked: bool = True,
     stop: Event | None = None,
 ) -> Run:
     """Run an experiment whose clients are nodes. Every round is kept: on real machines, rounds are dear."""
@@ -127,7 +134,7 @@ def serve(
     if out is not None:
         floor = RunDirectory(out, experiment.name).checkpoints.floor
     experiment.simulation.carrier = lambda simulation: Nodes(
-        post, simulation, deadline=deadline, floor=floor, transport=transport, stop=stop
+        transport, simulation, deadline=deadline, floor=floor, networked=networked, stop=stop
     )
     return replace(experiment, checkpoint_every=1).run(out=out, resume=resume, overwrite=overwrite, observer=observer)
 
@@ -143,7 +150,8 @@ def on_ray(
 ) -> Run:
     """Run on Flower's simulation: clients are actors of Ray, on this machine."""
     # Ray lets its actors give way to everything else on the machine; here they are the work itself.
-    for name, value in {**QUIET, "RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}.items():
+    own = {"RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_ADDRESS": "local"}
+    for name, value in {**QUIET, **own}.items():
         os.environ.setdefault(name, value)
     flwr = _flwr()
     experiment = experiment_from(table)  # what is wrong is said before Ray starts
@@ -154,13 +162,13 @@ def on_ray(
     def main(grid: Any, context: Any) -> None:
         try:
             run: Any = serve(
-                GridPost(grid),
+                GridTransport(grid),
                 experiment,
                 out=out,
                 resume=resume,
                 overwrite=overwrite,
                 observer=observer,
-                transport=False,
+                networked=False,
                 stop=stop,
             )
         except BaseException as error:  # carried to the caller's thread, which raises it

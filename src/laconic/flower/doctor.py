@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from laconic.engine import versions
+from laconic.experiment import bfloat16_arithmetic
 
 EXTRAS = {
     "data": ("datasets", "PIL", "pyarrow"),
     "report": ("matplotlib", "pandas"),
     "tensorboard": ("tensorboard",),
     "flower": ("flwr", "ray"),
+    "ray": ("ray",),
     "onnx": ("onnx", "onnxscript"),
     "vqa": ("easy_vqa", "PIL"),
     "privacy": ("dp_accounting",),
@@ -41,6 +43,7 @@ class Finding(NamedTuple):
 def examine(folder: Path | None = None, *, ports: tuple[int, ...] = (8000, 9094)) -> Iterator[Finding]:
     """Look at this machine, and at the folder of an app where one is given."""
     yield from _python()
+    yield from _processor()
     yield from _extras()
     yield from _flower()
     yield from (_port(port) for port in ports)
@@ -55,6 +58,11 @@ def _python() -> Iterator[Finding]:
     for name, number in versions().items():
         if name in ("laconic", "torch", "numpy", "constriction"):
             yield Finding(name, True, number)
+
+
+def _processor() -> Iterator[Finding]:
+    quick = bfloat16_arithmetic()
+    yield Finding("bfloat16", True if quick else None, "quicker than float32" if quick else "slower than float32 here")
 
 
 def _extras() -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from laconic.core import PayloadError
 
-VERSION = 1
+VERSION = 2
 """Of the words. Frames have a version of their own."""
 _WORDS = 1 << 20  # characters of JSON that are read at all
 _STATE = r"|[0-9]{1,10}\.[0-9a-f]{32}"
@@ -33,17 +33,17 @@ class _Words(BaseModel):
 
 
 class Call(_Words):
-    """What the server asks of a node: who it is (`hello`), a client's turn (`train`), or its own score (`judge`).
+    """What the server asks of a node: who it is (`hello`), a local update (`train`), or its own score (`evaluate`).
 
     `after` is the round after which the frames begin, where they build on what came before; without it, there is one
-    frame, and it is whole. States before the one that counted in round `floor` will not be asked for again.
+    frame, and it is a full snapshot. States before the one that counted in round `floor` will not be asked for again.
     """
 
-    kind: Literal["hello", "train", "judge"]
+    kind: Literal["hello", "train", "evaluate"]
     client: Number = 0
     clients: Number = 0
     round: Number = 0
-    judge: bool = False
+    evaluate: bool = False
     personal: StateName = ""
     codec: StateName = ""
     after: Number | None = None
@@ -51,7 +51,7 @@ class Call(_Words):
 
 
 class Answer(_Words):
-    """What a node says: its client's number (`here`), a turn that is done, a score, or why there is none (`failed`)."""
+    """What a node says: its client's number (`here`), a local update, a score, or why there is none (`failed`)."""
 
     kind: Literal["here", "done", "score", "failed"]
     client: Number = 0

@@ -1,6 +1,6 @@
 """A node: one client, its data and its own states, answering the server's calls.
 
-What it does at its turn is the job that a worker of the embedded engine does (`engine.workers.Train`), at a station of
+Its local update is the job that a worker of the embedded engine does (`engine.workers.Train`), at a station of
 its own.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 
 from laconic.config import Place, experiment_from, read_table
 from laconic.core import ClientInfo, ConfigError, PayloadError, Tree
-from laconic.engine.round import Agreement, receive, receive_whole, to_everyone
+from laconic.engine.round import Agreement, receive, receive_snapshot, to_everyone
 from laconic.engine.simulate import Simulation, one_thread
 from laconic.engine.store import pack
-from laconic.engine.workers import LOST, Failure, JudgeClient, Station, Train
+from laconic.engine.workers import LOST, EvaluateClient, Failure, Station, Train
 from laconic.flower.messages import Answer, Call, Envelope
 from laconic.flower.states import FolderEntries, Lost, States
 
@@ -33,13 +33,13 @@ def answer_values(
     (`data`) and a folder for its client's states (`state`), which otherwise lie in `entries`.
     """
     table = _read(config, config.stat().st_mtime_ns) if isinstance(config, Path) else config
-    desk = Desk(table, _client(node), data=str(node.get("data", "")))
+    endpoint = Endpoint(table, _client(node), data=str(node.get("data", "")))
     envelope = Envelope.of(values)
     call, frames = envelope.open(Call), envelope.frames()
     if (folder := str(node.get("state", ""))) and call.kind != "hello":
-        name = f"{table['run'].get('name', 'run')}-{desk.fingerprint(call.clients)}"
-        entries = FolderEntries(Path(folder) / name / str(desk.client))
-    return desk.answer(call, frames, entries)._asdict()
+        name = f"{table['run'].get('name', 'run')}-{endpoint.fingerprint(call.clients)}"
+        entries = FolderEntries(Path(folder) / name / str(endpoint.client))
+    return endpoint.answer(call, frames, entries)._asdict()
 
 
 @lru_cache(maxsize=8)
@@ -54,7 +54,7 @@ def _client(node: Mapping[str, Any]) -> int:
     return value
 
 
-class Desk:
+class Endpoint:
     """Where a client's calls are answered.
 
     `table` is the run as the TOML file says it. `data` ("module:function") is the node's own source, which gives a
@@ -80,10 +80,10 @@ class Desk:
                 raise PayloadError("client", f"a call for client {call.client}, but client {self.client} lives here")
             with one_thread():  # as the workers of the embedded engine have: sums come out the same
                 simulation = self._simulation(call.clients)
-                act = _train if call.kind == "train" else _judge
+                act = _train if call.kind == "train" else _evaluate
                 return act(simulation, call, frames, States(entries))
         except Lost as error:
-            return _failed(Failure(LOST, f"{error}; it starts afresh at its next turn", heard=False))
+            return _failed(Failure(LOST, f"{error}; it starts afresh at its next local update", heard=False))
         except PayloadError as error:
             return _failed(Failure(error.reason, error.detail, heard=False))
 
@@ -107,7 +107,7 @@ def _train(simulation: Simulation, call: Call, frames: Sequence[bytes], states: 
         station.received = _caught_up(agreement, call, frames, states)
         if agreement.builds_on_known:
             states.hold(call.round, station.received)
-    result = Train(client, personal, codec_state, own, call.judge).run(station)
+    result = Train(client, personal, codec_state, own, call.evaluate).run(station)
     if isinstance(result, Failure):
         return _failed(result)
     for kind, meant in (("personal", call.personal), ("codec", call.codec)):
@@ -133,7 +133,7 @@ def _caught_up(agreement: Agreement, call: Call, frames: Sequence[bytes], states
     if not agreement.builds_on_known:
         return receive(agreement, frames[0], everyone)
     if call.after is None:
-        return receive_whole(agreement, frames[0], everyone)
+        return receive_snapshot(agreement, frames[0], everyone)
     # From the very first frame on, nothing that is kept is needed, not even what a run before this one left.
     at, held = (states.held() if call.after else None) or (0, agreement.first_known())
     if not call.after <= at <= call.round:
@@ -144,12 +144,12 @@ def _caught_up(agreement: Agreement, call: Call, frames: Sequence[bytes], states
     return held
 
 
-def _judge(simulation: Simulation, call: Call, frames: Sequence[bytes], states: States) -> Envelope:
+def _evaluate(simulation: Simulation, call: Call, frames: Sequence[bytes], states: States) -> Envelope:
     client = ClientInfo(call.client, call.round, 0)
     at = client if simulation.method.per_client else to_everyone(call.round)
-    held = pack(receive_whole(simulation.agreement, b"".join(frames), at))
+    held = pack(receive_snapshot(simulation.agreement, b"".join(frames), at))
     station = Station(simulation.agreement, simulation.clients, {"held": held})
-    score = JudgeClient(client, states.get("personal", call.personal)).run(station)
+    score = EvaluateClient(client, states.get("personal", call.personal)).run(station)
     return Envelope.around(
         Answer(kind="score", client=call.client, examples=score.examples, sums=dict(score.sums)),
     )

@@ -1,4 +1,4 @@
-"""The server's side: jobs go to nodes by post, and come back by a deadline or not at all.
+"""The server's side: jobs go to nodes, and come back by a deadline or not at all.
 
 Which node is which client's, a node says itself when it is first seen. A reply counts once: the first that comes in
 time, from the node that was asked, for the message that was asked; its frame then has to pass `open_reply` like any
@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Protocol
 
 from laconic.core import ConfigError, PayloadError
 from laconic.engine.downlink import Downlink
-from laconic.engine.round import Score, send, send_whole, to_everyone
+from laconic.engine.round import Score, send, send_snapshot, to_everyone
 from laconic.engine.simulate import Simulation
 from laconic.engine.store import unpack
-from laconic.engine.workers import Done, Failure, InProcess, Job, JudgeClient, Train
+from laconic.engine.workers import Done, EvaluateClient, Failure, InProcess, Job, Train
 from laconic.flower.messages import Answer, Call, Envelope
 
 log = logging.getLogger("laconic")
@@ -29,13 +29,9 @@ OVERHEAD_DOWN = 4_000
 """Bytes of transport around a message, polling included: measured over TLS (docs/deploy.md)."""
 _QUICK, _SLOW = 0.05, 0.5  # seconds between looks for replies: at first, and after a while
 _LOOK = 2.0  # seconds between looks for nodes that are not there yet
-_JUDGED = ("global_", "local_", "new_", "vote_", "newcomer_", "posthoc_", "transport_", "evaluation_")
-_OURS = frozenset(
-    {"round", "cohort", "replies", "rejected", "rejections", "abandoned", "bytes_up", "bytes_down", "seconds", "late"}
-)
 
 
-class Letter(NamedTuple):
+class TransportReply(NamedTuple):
     """A reply: to which message, from which node, and what it holds, or why it holds nothing."""
 
     to: str
@@ -44,7 +40,7 @@ class Letter(NamedTuple):
     error: str = ""
 
 
-class Post(Protocol):
+class Transport(Protocol):
     """What carries messages: a Flower grid (see `apps`), or a test's own."""
 
     def nodes(self) -> Iterable[int]:
@@ -55,7 +51,7 @@ class Post(Protocol):
         """Send a message that is good for so long; gives its name, if it was taken."""
         ...
 
-    def pull(self, names: Iterable[str]) -> Iterable[Letter]:
+    def pull(self, names: Iterable[str]) -> Iterable[TransportReply]:
         """The replies that have come to messages of these names."""
         ...
 
@@ -77,7 +73,7 @@ class _Traffic:
 
     up: int = 0
     down: int = 0
-    judging: int = 0
+    evaluating: int = 0
     late: int = 0
 
 
@@ -93,28 +89,32 @@ class Nodes:
     """A pool whose stations are nodes on other machines.
 
     `deadline` seconds after a batch of jobs began, whoever has not answered is given up. `floor` says before which
-    round no checkpoint will go back. `transport` tells whether messages cross a network, whose bytes are estimated.
+    round no checkpoint will go back. `networked` tells whether messages cross a network, whose bytes are estimated.
     `stop`, once set, interrupts the run.
     """
 
     def __init__(
         self,
-        post: Post,
+        transport: Transport,
         simulation: Simulation,
         *,
         deadline: float,
         floor: Callable[[], int] | None = None,
-        transport: bool = True,
+        networked: bool = True,
         stop: Event | None = None,
     ) -> None:
-        schedule = simulation.schedule
-        for name in ("new_test", "probe", "newcomer"):
-            if getattr(schedule, name):
-                raise ConfigError(f"run.{name} needs all clients' data in one place: use the embedded engine for it.")
-        self._post, self._simulation, self._deadline = post, simulation, deadline
+        for one in simulation.evaluations:
+            if one.at_end:
+                raise ConfigError(
+                    f"the evaluation {type(one).__name__} needs all clients' data in one place: leave it out of "
+                    "run.evaluations, or use the embedded engine."
+                )
+        if simulation.population.newcomer is not None:
+            raise ConfigError("a newcomer needs all clients' data in one place: use the embedded engine for it.")
+        self._transport, self._simulation, self._deadline = transport, simulation, deadline
         self._floor = floor or (lambda: max(0, simulation.state.round - 1))
         self._stop = stop or Event()
-        self._transport = transport
+        self._networked = networked
         self._here = InProcess(simulation.agreement, simulation.clients)
         self._shared: dict[str, bytes] = {}
         self._frames: dict[int, bytes] = {}
@@ -127,7 +127,7 @@ class Nodes:
         self._gathered = False
         down = simulation.state.downlink
         if down is not None and simulation.state.round:
-            down.oldest = len(down.sent)  # frames of the rounds before a checkpoint are gone: everybody gets the whole
+            down.oldest = len(down.sent)  # frames of the rounds before a checkpoint are gone: everybody gets a snapshot
 
     # --- the pool ----------------------------------------------------------------------------------------------------
 
@@ -147,10 +147,10 @@ class Nodes:
         if first is None:
             return
         jobs = itertools.chain([first], stream)
-        if not isinstance(first, Train | JudgeClient):
+        if not isinstance(first, Train | EvaluateClient):
             yield from self._here.map(jobs, count=count)
             return
-        asked = [job for job in jobs if isinstance(job, Train | JudgeClient)]
+        asked = [job for job in jobs if isinstance(job, Train | EvaluateClient)]
         if not self._gathered:  # the clock of the first round does not run while nodes are being started
             everyone = range(self._simulation.clients.num_clients)
             self._gather(everyone, needed=len(everyone), ends=time.monotonic() + self._deadline)
@@ -176,8 +176,8 @@ class Nodes:
     def figures(self) -> dict[str, Any]:
         """The round's transport: the payloads and, estimated, what Flower puts around them."""
         traffic, self._traffic = self._traffic, _Traffic()
-        figures = {"late": traffic.late, "evaluation_bytes_down": traffic.judging}
-        if self._transport:
+        figures = {"late": traffic.late, "evaluation_bytes_down": traffic.evaluating}
+        if self._networked:
             figures |= {"transport_bytes_up": traffic.up, "transport_bytes_down": traffic.down}
         return {name: value for name, value in figures.items() if value}
 
@@ -200,7 +200,7 @@ class Nodes:
 
     def _look(self) -> None:
         """See which nodes are connected; ask new ones who they are."""
-        there = set(self._post.nodes())
+        there = set(self._transport.nodes())
         for node in set(self._met) - there:
             client = self._met.pop(node)
             if client is not None:
@@ -209,13 +209,13 @@ class Nodes:
         for node in sorted(there - set(self._met)):
             self._met[node] = None
             hello = Envelope.around(Call(kind="hello"))
-            pushed = self._post.push(node, hello._asdict(), kind="query", round=0, seconds=self._deadline)
+            pushed = self._transport.push(node, hello._asdict(), kind="query", round=0, seconds=self._deadline)
             if pushed is not None:
                 self._hellos[pushed] = _Asked(node, -1, 0)
 
-    def _greeted(self, asked: _Asked, letter: Letter) -> None:
+    def _greeted(self, asked: _Asked, reply: TransportReply) -> None:
         try:
-            client = self._opened(letter, asked)[0].client
+            client = self._opened(reply, asked)[0].client
         except PayloadError as error:
             log.warning("a node does not say who it is: %s", error)
             self._met.pop(asked.node, None)  # it is asked again when we look the next time
@@ -230,7 +230,7 @@ class Nodes:
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, batch: _Batch, number: int, job: Train | JudgeClient, ends: float) -> None:
+    def _ask(self, batch: _Batch, number: int, job: Train | EvaluateClient, ends: float) -> None:
         client, left = job.client.id, ends - time.monotonic()
         node = self._node_of.get(client)
         if node is None:
@@ -239,27 +239,27 @@ class Nodes:
         if left <= 0:
             batch.finished[number] = Failure("deadline", "no time was left to ask it", down=0, heard=False)
             return
-        words, frames = self._train(job) if isinstance(job, Train) else self._judge(job)
+        words, frames = self._train(job) if isinstance(job, Train) else self._evaluate(job)
         num_bytes = sum(map(len, frames))
         kind = "train" if isinstance(job, Train) else "evaluate"
         values = Envelope.around(words, frames)._asdict()
-        pushed = self._post.push(node, values, kind=kind, round=job.client.round, seconds=left)
+        pushed = self._transport.push(node, values, kind=kind, round=job.client.round, seconds=left)
         if pushed is None:
             batch.finished[number] = Failure("offline", "its message was not taken", down=0, heard=False)
             return
         self._traffic.down += num_bytes + OVERHEAD_DOWN
         if kind == "evaluate":
-            self._traffic.judging += num_bytes
+            self._traffic.evaluating += num_bytes
         batch.waiting[pushed] = _Asked(node, client, job.client.round, number, num_bytes)
 
     def _train(self, job: Train) -> tuple[Call, list[bytes]]:
-        """A turn's words and frames: those that the client lacks, or the whole."""
+        """The words and frames of a local update: those that the client lacks, or a snapshot."""
         simulation, down, number = self._simulation, self._simulation.state.downlink, job.client.round
         after, frames = None, [self._shared["frame"] if job.frame is None else job.frame]
         if down is not None:
             (after,) = down.since(len(frames[0]), [job.client.id])
             if after is None:
-                frames = [self._whole(down, number)]
+                frames = [self._snapshot(down, number)]
             else:
                 frames = [self._frames[missed] for missed in range(after + 1, number + 1)]
         words = Call(
@@ -267,7 +267,7 @@ class Nodes:
             client=job.client.id,
             clients=simulation.clients.num_clients,
             round=number,
-            judge=job.judge,
+            evaluate=job.evaluate,
             personal=job.personal.decode(),
             codec=job.codec_state.decode(),
             after=after,
@@ -275,31 +275,31 @@ class Nodes:
         )
         return words, frames
 
-    def _whole(self, down: Downlink, round: int) -> bytes:
+    def _snapshot(self, down: Downlink, round: int) -> bytes:
         """The frame for those that missed too much, made once a round."""
-        name = f"whole-{round}"
+        name = f"snapshot-{round}"
         if name not in self._shared:
-            for old in [key for key in self._shared if key.startswith("whole-")]:
+            for old in [key for key in self._shared if key.startswith("snapshot-")]:
                 del self._shared[old]
             agreement, everyone = self._simulation.agreement, to_everyone(round)
             held = send(agreement, self._simulation.state.server, everyone, down.known)[1]
-            self._shared[name] = send_whole(agreement, held, everyone)
+            self._shared[name] = send_snapshot(agreement, held, everyone)
         return self._shared[name]
 
-    def _judge(self, job: JudgeClient) -> tuple[Call, list[bytes]]:
-        """What a client judges: what it would hold of the newest broadcast. Not counted as the training's traffic."""
+    def _evaluate(self, job: EvaluateClient) -> tuple[Call, list[bytes]]:
+        """What a client evaluates: what it would hold of the newest broadcast. No traffic of the training's."""
         agreement, server = self._simulation.agreement, self._simulation.state.server
         if agreement.method.per_client:
             held = agreement.method.broadcast(server, job.client, agreement.round_key(job.client.round))
-            frame = send_whole(agreement, held, job.client)
+            frame = send_snapshot(agreement, held, job.client)
         else:
-            frame = send_whole(agreement, unpack(self._shared["held"]), to_everyone(job.client.round))
+            frame = send_snapshot(agreement, unpack(self._shared["held"]), to_everyone(job.client.round))
         words = Call(
-            kind="judge",
+            kind="evaluate",
             client=job.client.id,
             clients=self._simulation.clients.num_clients,
             round=job.client.round,
-            personal=job.personal.decode(),
+            personal=(job.personal or b"").decode(),
         )
         return words, [frame]
 
@@ -309,26 +309,26 @@ class Nodes:
         if not outstanding:
             return False
         came = False
-        for letter in self._post.pull(list(outstanding)):
-            name = letter.to
+        for reply in self._transport.pull(list(outstanding)):
+            name = reply.to
             came = True
             if name in self._hellos:
-                self._greeted(self._hellos.pop(name), letter)
+                self._greeted(self._hellos.pop(name), reply)
             elif name in self._overdue:
                 late = self._overdue.pop(name)
-                if letter.values is not None:
+                if reply.values is not None:
                     self._traffic.late += 1
                     log.warning("the reply of client %d for round %d came late: refused", late.client, late.round)
             elif name in batch.waiting:
                 asked = batch.waiting.pop(name)
-                batch.finished[asked.number] = self._result(asked, letter)
+                batch.finished[asked.number] = self._result(asked, reply)
             else:
                 log.warning("a reply that nobody waits for (sent twice?): refused")
         return came
 
-    def _result(self, asked: _Asked, letter: Letter) -> Done | Score | Failure:
+    def _result(self, asked: _Asked, reply: TransportReply) -> Done | Score | Failure:
         try:
-            answer, frames = self._opened(letter, asked)
+            answer, frames = self._opened(reply, asked)
             self._traffic.up += sum(map(len, frames)) + OVERHEAD_UP
             if answer.kind == "failed":
                 return Failure(answer.reason or "client_error", answer.detail, asked.num_bytes, answer.heard)
@@ -337,9 +337,6 @@ class Nodes:
                 return score
             if answer.kind != "done" or len(frames) != 1:
                 raise PayloadError("envelope", f"an answer of kind {answer.kind!r} with {len(frames)} frames")
-            odd = [name for name in answer.metrics if name in _OURS or name.startswith(_JUDGED)]
-            if odd:
-                raise PayloadError("envelope", f"a figure by the name of {odd[0]!r}, which is not a client's to give")
         except PayloadError as error:
             # It was asked and it answered, but whether it has what was sent is not sure.
             return Failure(error.reason, error.detail, asked.num_bytes, heard=False)
@@ -353,12 +350,12 @@ class Nodes:
             asked.num_bytes,
         )
 
-    def _opened(self, letter: Letter, asked: _Asked) -> tuple[Answer, list[bytes]]:
-        if letter.values is None:
-            raise PayloadError("node_error", " ".join(letter.error.split())[:500])
-        if letter.node != asked.node:
+    def _opened(self, reply: TransportReply, asked: _Asked) -> tuple[Answer, list[bytes]]:
+        if reply.values is None:
+            raise PayloadError("node_error", " ".join(reply.error.split())[:500])
+        if reply.node != asked.node:
             raise PayloadError("node", "the answer of another node than the one that was asked")
-        envelope = Envelope.of(letter.values)
+        envelope = Envelope.of(reply.values)
         return envelope.open(Answer), envelope.frames()
 
     def _score(self, answer: Answer) -> Score | None:

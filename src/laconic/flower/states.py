@@ -1,8 +1,8 @@
 """A client's own states, on its own node.
 
-The server never sees them: it holds their names, and names at each turn the state that counts. So a turn that came too
-late, was refused, or belonged to a round that was abandoned leaves no trace, as in the embedded engine, and a server
-that goes on from a checkpoint finds its clients as that checkpoint left them.
+The server never sees them: it holds their names, and names at each local update the state that counts. So one that came
+too late, was refused, or belonged to a round that was abandoned leaves no trace, as in the embedded engine, and a
+server that goes on from a checkpoint finds its clients as that checkpoint left them.
 
 They lie in Flower's `context.state`, which lives as long as one `flwr run` and its SuperNode; or, where the node's
 configuration names a folder, in files, which outlive both.

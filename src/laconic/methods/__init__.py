@@ -2,34 +2,41 @@
 
 from laconic.methods.bernoulli_mask import BernoulliMask
 from laconic.methods.catalogue import (
+    apfl,
+    ditto,
     fedavg,
+    fedbabu,
     feddrop,
+    feddyn,
     fedensemble,
     fedmask,
     fedmedian,
     fedopt,
+    fedper,
     fedpm,
     fedprox,
+    fedrep,
     fedsparse,
     lg_fedavg,
     lg_fedsparse,
     local_only,
     methods,
     mtl,
+    scaffold,
     vardrop,
 )
-from laconic.methods.em import EM, Prior, Start, Vote, weighted_mean
+from laconic.methods.em import EM, Companion, Fitted, Learnt, Origin, Prior, Vote, weighted_mean
 from laconic.methods.gaussian import Gaussian
 from laconic.methods.laplace import Laplace, median
 from laconic.methods.local_global import Depth, KeepLocal
-from laconic.methods.lockstep import Synchronous
 from laconic.methods.mixture import Mixture, responsibilities
 from laconic.methods.multitask import MultiTask
 from laconic.methods.objectives import Adversary, Autoencoder, Jigsaw, Opponent
 from laconic.methods.server import ServerOptimizer
-from laconic.methods.solvers import Fit, Latent, Pull, Solver, adam, fit, sgd
+from laconic.methods.solvers import Latent, Pull, Solved, Solver, adam, sgd, solve
 from laconic.methods.spike_slab import SpikeSlab
 from laconic.methods.submodel import SubModel
+from laconic.methods.synchronous import Synchronous
 from laconic.methods.variational import Averaged, Posterior
 
 __all__ = [
@@ -37,38 +44,47 @@ __all__ = [
     "Autoencoder",
     "Averaged",
     "BernoulliMask",
+    "Companion",
     "Depth",
     "EM",
-    "Fit",
+    "Solved",
+    "Fitted",
     "Gaussian",
     "Jigsaw",
     "KeepLocal",
     "Laplace",
     "Latent",
+    "Learnt",
     "Mixture",
     "MultiTask",
     "Opponent",
+    "Origin",
     "Posterior",
     "Prior",
     "Pull",
     "ServerOptimizer",
     "Solver",
     "SpikeSlab",
-    "Start",
     "SubModel",
     "Synchronous",
     "Vote",
     "adam",
+    "apfl",
+    "ditto",
     "fedavg",
+    "fedbabu",
     "feddrop",
+    "feddyn",
     "fedensemble",
     "fedmask",
     "fedmedian",
     "fedopt",
+    "fedper",
     "fedpm",
     "fedprox",
+    "fedrep",
     "fedsparse",
-    "fit",
+    "solve",
     "lg_fedavg",
     "lg_fedsparse",
     "local_only",
@@ -76,6 +92,7 @@ __all__ = [
     "methods",
     "mtl",
     "responsibilities",
+    "scaffold",
     "sgd",
     "vardrop",
     "weighted_mean",

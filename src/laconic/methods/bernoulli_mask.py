@@ -30,30 +30,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, lru_cache
 from statistics import NormalDist
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from laconic.core import (
+    ALONE,
+    UNBOUND,
     Artifact,
+    Bound,
     ClientData,
     ClientInfo,
     ConfigError,
     Key,
     Leaf,
     PayloadError,
+    Population,
     Predictor,
     Reply,
     Spec,
     Task,
     Tree,
     Update,
-    bound_task,
     num_values,
     one_of,
     prefixed,
@@ -61,7 +64,7 @@ from laconic.core import (
     write_state,
 )
 from laconic.methods.em import predictor
-from laconic.methods.solvers import Latent, Solver, fit
+from laconic.methods.solvers import Latent, Solver, solve
 from laconic.models.ensemble import Ensemble
 from laconic.models.frozen import SCALES, FrozenScale, check_freezable, signed_constants
 from laconic.privacy import MaskPrivacy
@@ -78,7 +81,7 @@ _OWN, _MEMORY = "own", "memory"  # what a client keeps: its last mask, and its o
 
 @dataclass(frozen=True)
 class BernoulliMask:
-    """FedPM (`stochastic`) and FedMask.
+    """A mask of a frozen random network is learnt, and one bit per parameter sent (Isik et al., 2023).
 
     Down travel eight bytes of seed, the number of masks in the window, and for every parameter the number of those that
     keep it; up travels a bit for every parameter, of which both ends expect θ. The first scores come from the seed as
@@ -98,8 +101,12 @@ class BernoulliMask:
     The weights that a model begins with are not used.
     """
 
+    task: Task = UNBOUND
     name: str = "fedpm"
     stochastic: bool = True
+    window: int = 1
+    """R where `reset` is "auto"."""
+    _: KW_ONLY
     lambda0: float = 1.0
     reset: Reset = "auto"
     ste: Ste = "identity"
@@ -109,15 +116,11 @@ class BernoulliMask:
     evaluate: Evaluate = "threshold"
     threshold: float = 0.5
     samples: int = 5
-    solver: Solver = MASK_SOLVER
     privacy: MaskPrivacy | None = None
     spread: float = 1.0
-    window: int | None = None
-    """R where `reset` is "auto", once `prepare` has found it."""
-    bound: Task | None = None
+    solver: Solver = MASK_SOLVER
 
-    per_client = False
-    preferred_link = ("mask", "mask")
+    link: ClassVar = ("mask", "mask")
 
     def __post_init__(self) -> None:
         if not 1 <= self.lambda0 < math.inf:
@@ -136,30 +139,18 @@ class BernoulliMask:
         one_of("scale", self.scale, tuple(SCALES))
         one_of("evaluate", self.evaluate, get_args(Evaluate))
 
-    @property
-    def stateful(self) -> bool:
-        """Whether clients keep their optimizer."""
-        return self.persist_optimizer
-
-    @property
-    def task(self) -> Task:
-        """The task that `bind` gave."""
-        return bound_task(self.bound, self.name)
-
-    def bind(self, task: Task) -> BernoulliMask:
-        """The same method for a task; a model with other layers than convolutions and linear ones is refused here."""
-        check_freezable(task.fresh(), self.name)
+    def bind(self, task: Task, population: Population = ALONE) -> Bound:
+        """The method for a task; a model with other layers than convolutions and linear ones is refused here."""
+        check_freezable(task.fresh(), self.name, private=task.private)
         private = None if self.privacy is None else self.privacy.bind(num_values(task.spec))
-        return replace(self, bound=task, privacy=private)
-
-    def prepare(self, *, clients: int, cohort: int) -> BernoulliMask:
-        """The same method, with the window that `reset = "auto"` means for such cohorts."""
-        return replace(self, window=window_for(cohort / clients))
+        window = window_for(population.cohort / population.clients)
+        mask = replace(self, task=task, privacy=private, window=window)
+        return Bound.of(mask, personal=self.persist_optimizer, own_model=self.persist_optimizer)
 
     @property
     def period(self) -> int:
         """R: rounds until the counts begin anew."""
-        return (self.window or 1) if self.reset == "auto" else self.reset
+        return self.window if self.reset == "auto" else self.reset
 
     @cached_property
     def layout(self) -> Layout:
@@ -178,13 +169,9 @@ class BernoulliMask:
             **prefixed("ones", self.layout.zeros(torch.int32)),
         }
 
-    def init_client(self, key: Key) -> Tree:
-        """Nothing is kept yet."""
-        return {}
-
     def broadcast(self, server: Tree, client: ClientInfo, key: Key) -> Tree:
         """The counts of the window."""
-        return {_SEED: server["seed"], _TOTAL: server["total"], **subtree("ones", server)}
+        return self._received(server)
 
     def broadcast_spec(self, client: ClientInfo, key: Key) -> Spec:
         """A count for every parameter."""
@@ -231,21 +218,16 @@ class BernoulliMask:
         module = self.task.load(self.layout.tree(frozen))
         scores = Scores(self, prior, frozen, key)
         memory = subtree(_MEMORY, personal) if self.persist_optimizer else None
-        fitted = fit(
-            self.task,
-            data.train,
-            self.solver,
-            round=client.round,
-            key=key.fold_in("batches"),
-            latent=scores.latent,
-            memory=memory,
+        batches, latent = key.fold_in("batches"), scores.latent
+        fitted = solve(
+            self.task, data.train, self.solver, round=client.round, key=batches, latent=latent, memory=memory
         )
         theta = torch.sigmoid(scores.scores).cpu()
         if self.privacy is not None:
             theta = self.privacy.randomize(theta, key.fold_in("privacy")).to(theta.dtype)
         sent = torch.rand(len(theta), generator=key.fold_in("mask").torch()) < theta if self.stochastic else theta > 0.5
         own = theta > self.threshold
-        write_state(module, self.layout.tree(kept(frozen, own)))
+        write_state(module, self.task.complete(self.layout.tree(kept(frozen, own))))
         share = float(sent.double().mean())
         surprise = -torch.where(sent, prior, 1 - prior).log2().double().mean()
         return Update(
@@ -328,7 +310,8 @@ class BernoulliMask:
         return {_SEED: server["seed"], _TOTAL: server["total"], **subtree("ones", server)}
 
     def _frozen(self, seed: Tensor) -> Tensor:
-        return self.layout.vector(signed_constants(self.task.module, int(seed), self.scale))
+        module, private = self.task.module, self.task.private
+        return self.layout.vector(signed_constants(module, int(seed), self.scale, private=private))
 
 
 class Scores:

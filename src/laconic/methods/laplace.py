@@ -8,20 +8,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from laconic.core import ClientData, ConfigError, Key, Predictor, Spec, Task, Tree
-from laconic.methods.em import Start, Vote, predictor, weighted_mean
+from laconic.core import Task, Tree, not_negative
+from laconic.methods.em import OneCentre, Vote, weighted_mean
 from laconic.methods.solvers import Pull
 
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(OneCentre):
     """Client loss NLL + λ‖φ − w‖₁; closed-form M-step w = median_s φ_s = w + median_s Δ_s.
 
     After every step the client takes the proximal step φ ← w + soft(φ − w, ηλ), so that coordinates become exactly
@@ -31,20 +30,7 @@ class Laplace:
     penalty: float = 1e-4
 
     def __post_init__(self) -> None:
-        if not 0 <= self.penalty < math.inf:
-            raise ConfigError(f"the penalty of a Laplace prior must be finite and ≥ 0, got {self.penalty}.")
-
-    def init(self, task: Task, key: Key) -> Tree:
-        """One set of weights."""
-        return task.init(key)
-
-    def spec(self, task: Task) -> Spec:
-        """The model's own leaves."""
-        return task.spec
-
-    def start(self, centre: Tree, task: Task, data: ClientData, key: Key) -> Start:
-        """The median."""
-        return Start(centre, {})
+        not_negative("the penalty of a Laplace prior", self.penalty)
 
     def pull(self, centre: Tree, task: Task) -> Pull | None:
         """Soft-thresholding of φ − w by ηλ."""
@@ -59,10 +45,6 @@ class Laplace:
                 torch.add(mean, shift, out=weight.data)
 
         return Pull(project=project)
-
-    def message_spec(self, task: Task) -> Spec:
-        """A difference for every leaf that can move."""
-        return task.moving
 
     def shift(self, centre: Tree, votes: Iterable[Vote], task: Task) -> Tree:
         """median_s Δ_s. Unlike a mean, a median needs all messages at once."""
@@ -81,10 +63,6 @@ class Laplace:
             for weight, message in votes
         )
         return weighted_mean(signs)
-
-    def model(self, centre: Tree, task: Task) -> Predictor:
-        """The model at the median."""
-        return predictor(task, centre)
 
 
 def median(values: Tensor, weights: Tensor) -> Tensor:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,11 +25,13 @@ from laconic.core import (
     Spec,
     Task,
     Tree,
+    not_negative,
     num_values,
+    one_of,
     prefixed,
     subtree,
 )
-from laconic.methods.em import Start, Vote, predictor
+from laconic.methods.em import Origin, Vote, predictor
 from laconic.methods.solvers import Pull
 from laconic.models.ensemble import Ensemble
 
@@ -55,10 +56,8 @@ class Mixture:
     def __post_init__(self) -> None:
         if not 1 <= self.members <= 255:
             raise ConfigError(f"members must lie between 1 and 255, got {self.members}.")
-        if not 0 <= self.precision < math.inf:
-            raise ConfigError(f"the precision of a mixture must be finite and ≥ 0, got {self.precision}.")
-        if self.start_from not in ("random", "best"):
-            raise ConfigError(f"unknown start_from {self.start_from!r}; known: best, random.")
+        not_negative("the precision of a mixture", self.precision)
+        one_of("start_from", self.start_from, ("random", "best"))
 
     def init(self, task: Task, key: Key) -> Tree:
         """K sets of weights from K keys."""
@@ -71,7 +70,7 @@ class Mixture:
         """K copies of the model's leaves."""
         return {f"{k}/{name}": leaf for k in range(self.members) for name, leaf in task.spec.items()}
 
-    def start(self, centre: Tree, task: Task, data: ClientData, key: Key) -> Start:
+    def start(self, centre: Tree, task: Task, data: ClientData, key: Key) -> Origin:
         """One of the centres."""
         if self.start_from == "best" and len(data.train):
             losses = [self._loss(subtree(str(k), centre), task, data) for k in range(self.members)]
@@ -79,7 +78,7 @@ class Mixture:
         else:
             member = int(key.fold_in("member").numpy().integers(self.members))
         note = {_MEMBER: torch.tensor([member], dtype=torch.uint8)}
-        return Start(subtree(str(member), centre), note)
+        return Origin(subtree(str(member), centre), note)
 
     def pull(self, centre: Tree, task: Task) -> Pull | None:
         """∇ −log Σ_k exp(−λ/2‖φ − w_k‖²) = λ Σ_k r_k (φ − w_k)."""
@@ -153,7 +152,7 @@ class Mixture:
         module = task.load(weights).eval()
         x, y = data.train.tensors()
         with torch.no_grad():
-            return float(task.loss(module(x.to(task.device)), y.to(task.device)))
+            return float(task.loss(task.forward(module, x.to(task.device)), y.to(task.device)))
 
 
 def squared_norm(leaves: Sequence[Tensor]) -> Tensor:

@@ -18,35 +18,36 @@ Evgeniou & Pontil, "Regularized multi-task learning", 2004; Smith et al., "Feder
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from laconic.core import (
+    ALONE,
+    UNBOUND,
+    Bound,
     ClientData,
     ClientInfo,
-    ConfigError,
     Key,
     Leaf,
+    Population,
     Predictor,
     Reply,
     Spec,
     Task,
     Tree,
     Update,
-    bound_task,
-    num_values,
+    not_negative,
     one_of,
     prefixed,
     read_state,
     subtree,
 )
 from laconic.methods.em import differences, predictor
-from laconic.methods.solvers import Pull, Solver, fit
+from laconic.methods.solvers import Pull, Solver, solve
 
 Omega = Literal["mean", "published"]
 _DEVICES = "#devices"
@@ -54,45 +55,37 @@ _DEVICES = "#devices"
 
 @dataclass(frozen=True)
 class MultiTask:
-    """Down goes w̄, up goes the change of w_m since the device's last turn.
+    """Mean-regularised multi-task learning: own models, pulled to their mean (Evgeniou & Pontil, 2004).
 
-    A device starts from the w̄ of its first turn, so that w̄ + Σ_s Δ_s / (devices met so far) is the mean over all
-    devices that ever took part; with every device in every round it is the mean over all M. (A lossy way up makes it
-    an estimate.)
+    Down goes w̄, up goes the change of w_m since the device's last local update.
+
+    A device starts from the w̄ of its first local update, so that w̄ + Σ_s Δ_s / (devices met so far) is the mean over
+    all devices that ever took part; with every device in every round it is the mean over all M. (A lossy way up makes
+    it an estimate.)
     """
 
-    name: str = "mtl"
+    task: Task = UNBOUND
+    _: KW_ONLY
     lambda1: float = 1e-7
     lambda2: float = 1e-7
     omega: Omega = "mean"
     solver: Solver = Solver()
-    bound: Task | None = None
 
-    stateful = True
-    per_client = False
+    link: ClassVar = ("float32", "float32")
 
     def __post_init__(self) -> None:
         for name in ("lambda1", "lambda2"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be finite and ≥ 0, got {getattr(self, name)}.")
+            not_negative(name, getattr(self, name))
         one_of("omega", self.omega, get_args(Omega))
 
-    @property
-    def task(self) -> Task:
-        """The task that `bind` gave."""
-        return bound_task(self.bound, self.name)
-
-    def bind(self, task: Task) -> MultiTask:
-        """The same method for a task."""
-        return replace(self, bound=task)
+    def bind(self, task: Task, population: Population = ALONE) -> Bound:
+        """The method for a task."""
+        tasks = replace(self, task=task)
+        return Bound.of(tasks, personal=True, own_model=True)
 
     def init(self, key: Key) -> Tree:
         """w̄, and who was met."""
         return {**prefixed("w", self.task.init(key)), "met": torch.zeros(0, dtype=torch.int64)}
-
-    def init_client(self, key: Key) -> Tree:
-        """Nothing before the first turn."""
-        return {}
 
     def broadcast(self, server: Tree, client: ClientInfo, key: Key) -> Tree:
         """w̄; the number of devices too, where the penalty needs it."""
@@ -106,12 +99,13 @@ class MultiTask:
 
     def client_update(self, received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
         """Fit w_m from where it stood, under the penalty."""
-        start = subtree("own", personal) or {name: received[name] for name in self.task.spec}
+        start = self._own(received, personal)
         module = self.task.load(start)
         devices = int(received[_DEVICES]) if self.omega == "published" else 0
         pull = self.pull(received, start, devices)
-        fitted = fit(self.task, data.train, self.solver, round=client.round, key=key.fold_in("batches"), pull=pull)
-        own = {name: leaf.detach().cpu().clone() for name, leaf in read_state(module).items()}
+        fitted = solve(self.task, data.train, self.solver, round=client.round, key=key.fold_in("batches"), pull=pull)
+        state = read_state(module)
+        own = {name: state[name].detach().cpu().clone() for name in self.task.spec}
         return Update(
             message=differences({name: own[name] for name in self.task.moving}, start),
             personal=prefixed("own", own),
@@ -160,8 +154,11 @@ class MultiTask:
         return predictor(self.task, subtree("w", server))
 
     def local_model(self, received: Tree, personal: Tree) -> Predictor:
-        """The device's own model; before its first turn, the mean."""
-        return predictor(self.task, subtree("own", personal) or {name: received[name] for name in self.task.spec})
+        """The device's own model; before its first local update, the mean."""
+        return predictor(self.task, self._own(received, personal))
+
+    def _own(self, received: Tree, personal: Tree) -> Tree:
+        return subtree("own", personal) or {name: received[name] for name in self.task.spec}
 
     def own_part(self, personal: Tree) -> Tree:
         """The device's weights."""
@@ -170,7 +167,3 @@ class MultiTask:
     def metrics(self, server: Tree) -> Mapping[str, float]:
         """How many devices were met."""
         return {"devices_met": float(len(server["met"]))}
-
-    def paper_bytes(self, received: Tree, message: Tree) -> int:
-        """Four bytes per parameter, both ways."""
-        return 4 * (num_values(self.task.spec) + num_values(self.task.moving))

@@ -39,6 +39,7 @@ from laconic.core import (
     Task,
     Tree,
     isolated,
+    not_negative,
     one_of,
     read_state,
     write_state,
@@ -55,23 +56,23 @@ class Objective(Protocol):
     def side(
         self, task: Task, tap: str, state: Tree, data: ClientData, solver: Solver, client: ClientInfo, key: Key
     ) -> LocalSide:
-        """Its part in a client's turn, from the weights that the device kept (`{}` at first)."""
+        """Its part in a local update, from the weights that the device kept (`{}` at first)."""
         ...
 
 
 class LocalSide(Protocol):
-    """A local objective at work: a `Side` whose weights can be kept, and which has figures of its own."""
+    """A local objective at work: a `Side` whose weights can be kept, and which has metrics of its own."""
 
     @property
     def parameters(self) -> list[Tensor]:
         """Weights of its own that the local solver trains along with the model's."""
         ...
 
-    def prepare(self, x: Tensor, marks: Tensor | None) -> None:
+    def before_step(self, x: Tensor, protected: Tensor | None) -> None:
         """A step of its own before the model's."""
         ...
 
-    def loss(self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, marks: Tensor | None) -> Tensor:
+    def loss(self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, protected: Tensor | None) -> Tensor:
         """The whole loss of a mini-batch."""
         ...
 
@@ -80,7 +81,7 @@ class LocalSide(Protocol):
         ...
 
     def metrics(self, part: Part) -> dict[str, float]:
-        """What it says of itself after a turn."""
+        """What it says of itself after a local update."""
         ...
 
 
@@ -156,8 +157,7 @@ class Opponent:
             raise ConfigError(f"adversary.steps must be at least 1, got {self.steps}.")
         if self.lr is not None and not 0 < self.lr < math.inf:
             raise ConfigError(f"adversary.lr must be positive and finite, got {self.lr}.")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ConfigError(f"adversary.weight_decay must be finite and ≥ 0, got {self.weight_decay}.")
+        not_negative("adversary.weight_decay", self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -211,8 +211,8 @@ def objective_of(
 
 
 @dataclass
-class _Decoding:
-    """An autoencoder's part in a turn."""
+class _AtWork:
+    """What objectives at work have: a network of their own, which the local solver trains along with the model."""
 
     task: Task
     tap: str
@@ -221,71 +221,51 @@ class _Decoding:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The decoder's."""
+        """The network's."""
         return list(self.net.parameters())
 
-    def prepare(self, x: Tensor, marks: Tensor | None) -> None:
+    def before_step(self, x: Tensor, protected: Tensor | None) -> None:
         """Nothing."""
 
-    def loss(self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, marks: Tensor | None) -> Tensor:
+    def state(self) -> Tree:
+        """The network."""
+        return _kept(self.net)
+
+    def metrics(self, part: Part) -> dict[str, float]:
+        """None."""
+        return {}
+
+
+class _Decoding(_AtWork):
+    """An autoencoder's part in a local update."""
+
+    def loss(self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, protected: Tensor | None) -> Tensor:
         """L_g + μ · mean (x − x̂)²."""
         with tapped(self.task.module, self.tap) as seen:
             loss = self.task.loss(forward(x), y)
         rebuilt = self.net(seen[0].flatten(1))
         return loss + self.weight * F.mse_loss(rebuilt, x.flatten(1))
 
-    def state(self) -> Tree:
-        """The decoder."""
-        return _kept(self.net)
-
-    def metrics(self, part: Part) -> dict[str, float]:
-        """None."""
-        return {}
-
 
 @dataclass
-class _Puzzling:
-    """A jigsaw's part in a turn."""
+class _Puzzling(_AtWork):
+    """A jigsaw's part in a local update."""
 
-    task: Task
-    tap: str
-    net: nn.Module
-    weight: float
     orders: Tensor
     random: torch.Generator
 
-    @property
-    def parameters(self) -> list[Tensor]:
-        """The head's."""
-        return list(self.net.parameters())
-
-    def prepare(self, x: Tensor, marks: Tensor | None) -> None:
-        """Nothing."""
-
-    def loss(self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, marks: Tensor | None) -> Tensor:
+    def loss(self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, protected: Tensor | None) -> Tensor:
         """L_g + μ · cross-entropy of the order."""
         loss = self.task.loss(forward(x), y)
         chosen = torch.randint(len(self.orders), (len(x),), generator=self.random)
         h = representation(self.task.module, self.tap, shuffled(x, self.orders[chosen]), forward)
         return loss + self.weight * F.cross_entropy(self.net(h.flatten(1)), chosen.to(x.device))
 
-    def state(self) -> Tree:
-        """The head."""
-        return _kept(self.net)
-
-    def metrics(self, part: Part) -> dict[str, float]:
-        """None."""
-        return {}
-
 
 @dataclass
-class Contest:
-    """An adversary's part in a turn: (i) `prepare` moves a, (ii) `loss` is what ℓ and g get."""
+class Contest(_AtWork):
+    """An adversary's part in a local update: (i) `before_step` moves a, (ii) `loss` is what ℓ and g get."""
 
-    task: Task
-    tap: str
-    net: nn.Module
-    weight: float
     lr: float
     opponent: Opponent = Opponent()
 
@@ -301,53 +281,49 @@ class Contest:
         """None: the adversary has steps of its own."""
         return []
 
-    def adversary_loss(self, h: Tensor, marks: Tensor) -> Tensor:
+    def adversary_loss(self, h: Tensor, protected: Tensor) -> Tensor:
         """L_a = Σ over attributes of the mean binary cross-entropy."""
         h = h.flatten(1)
         if self.opponent.attributes:
-            marks = marks[:, list(self.opponent.attributes)]
+            protected = protected[:, list(self.opponent.attributes)]
         if self.opponent.standardize:
             h = (h - h.mean(dim=0)) / (h.var(dim=0, correction=0) + 1e-5).sqrt()
-        return F.binary_cross_entropy_with_logits(self.net(h), marks, reduction="none").mean(dim=0).sum()
+        return F.binary_cross_entropy_with_logits(self.net(h), protected, reduction="none").mean(dim=0).sum()
 
-    def adversary_gradients(self, h: Tensor, marks: Tensor) -> list[Tensor]:
+    def adversary_gradients(self, h: Tensor, protected: Tensor) -> list[Tensor]:
         """∇_a λ L_a, with h held fixed."""
-        loss = self.weight * self.adversary_loss(h.detach(), marks)
+        loss = self.weight * self.adversary_loss(h.detach(), protected)
         return list(torch.autograd.grad(loss, list(self.net.parameters())))
 
-    def prepare(self, x: Tensor, marks: Tensor | None) -> None:
+    def before_step(self, x: Tensor, protected: Tensor | None) -> None:
         """(i): steps of a on λ L_a."""
-        if marks is None or not self.weight:
+        if protected is None or not self.weight:
             return
         with torch.no_grad():
             h = representation(self.task.module, self.tap, x)
         for _ in range(self.opponent.steps):
-            for weight, gradient in zip(self.net.parameters(), self.adversary_gradients(h, marks), strict=True):
+            for weight, gradient in zip(self.net.parameters(), self.adversary_gradients(h, protected), strict=True):
                 weight.grad = gradient
             self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def loss(self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, marks: Tensor | None) -> Tensor:
+    def loss(self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, protected: Tensor | None) -> Tensor:
         """(ii): L_g − λ L_a; nobody asks for gradients by a."""
         with tapped(self.task.module, self.tap) as seen:
             loss = self.task.loss(forward(x), y)
-        if marks is None or not self.weight:
+        if protected is None or not self.weight:
             return loss
-        return loss - self.weight * self.adversary_loss(seen[0], marks)
-
-    def state(self) -> Tree:
-        """The adversary."""
-        return _kept(self.net)
+        return loss - self.weight * self.adversary_loss(seen[0], protected)
 
     def metrics(self, part: Part) -> dict[str, float]:
-        """Its loss on the device's examples after the turn."""
+        """Its loss on the device's examples after the local update."""
         if part.protected is None:
             return {}
         module = self.task.module.eval()
         with torch.no_grad():
             h = representation(module, self.tap, part.tensors()[0].to(self.task.device))
-            marks = part.protected[part.index].to(self.task.device)
-            return {"adversary_loss": float(self.adversary_loss(h, marks))}
+            protected = part.protected[part.index].to(self.task.device)
+            return {"adversary_loss": float(self.adversary_loss(h, protected))}
 
 
 def adversary_net(inputs: int, attributes: int, hidden: int = 32) -> nn.Module:
@@ -380,7 +356,7 @@ def tapped(module: nn.Module, tap: str) -> Iterator[list[Tensor]]:
     seen: list[Tensor] = []
 
     def listen(layer: nn.Module, inputs: object, output: Tensor) -> None:
-        seen.append(output)
+        seen.append(output.float() if isinstance(output, Tensor) else output)
 
     handle = module.get_submodule(tap).register_forward_hook(listen)
     try:
@@ -398,7 +374,7 @@ def representation(module: nn.Module, tap: str, x: Tensor, forward: Callable[[Te
     """
 
     def stop(layer: nn.Module, inputs: object, output: Tensor) -> None:
-        raise _Reached(output)
+        raise _Reached(output.float() if isinstance(output, Tensor) else output)
 
     handle = module.get_submodule(tap).register_forward_hook(stop)
     try:
@@ -462,5 +438,4 @@ def _kept(net: nn.Module) -> Tree:
 
 
 def _check_weight(weight: float) -> None:
-    if not 0 <= weight < math.inf:
-        raise ConfigError(f"the weight of a local objective must be finite and ≥ 0, got {weight}.")
+    not_negative("the weight of a local objective", weight)

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core import ConfigError, Key, Part, Task, Tree, flat, prefixed, subtree
+from laconic.methods.gradients import Chain
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_GATHERED = 1 << 22  # bytes of inputs that are gathered for several mini-batches
 Step = Callable[[list[Tensor]], None]
 """Moves the weights by the gradients given."""
 
@@ -102,14 +104,14 @@ class Latent(NamedTuple):
     weights' part everywhere, and `learn` gives the gradients by it."""
 
 
-class Fit(NamedTuple):
-    """What a fit was."""
+class Solved(NamedTuple):
+    """What a local fit came to."""
 
     loss: float
     steps: int
 
 
-def fit(
+def solve(
     task: Task,
     part: Part,
     solver: Solver,
@@ -121,23 +123,24 @@ def fit(
     memory: Tree | None = None,
     rates: Mapping[str, float] | None = None,
     private_only: bool = False,
-) -> Fit:
+) -> Solved:
     """Train `task.module` from the weights that it holds on one client's examples, in place.
 
     With `memory`, the optimizer goes on from what it holds, and leaves there what the next fit may go on from. `rates`
     gives some leaves a learning rate of their own, as a multiple of the solver's. Private leaves (and the weights of a
-    local objective) are trained along, out of sight of `pull` and `latent`; `private_only` trains nothing else.
+    local objective) are trained along, out of sight of `pull` and `latent`, unless they are frozen; `private_only`
+    trains nothing else. What became of them is in `task.private` afterwards.
     """
     pull = pull or Pull()
     module = task.module.train()
     # Batch normalisation cannot be trained on one example: such a remainder of an epoch is passed over.
-    smallest = 2 if any(isinstance(layer, _BATCH_NORMS) for layer in module.modules()) else 1
-    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    smallest = 2 if task.has_layer(*_BATCH_NORMS) else 1
+    named = {name: p for name, p in task.parameters().items() if p.requires_grad}
     reached: list[Tensor] = [] if private_only else [named[name] for name in task.trainable]
     shared = reached
     if latent is not None and latent.trained is not None:
         shared, reached = latent.trained, []
-    beside: list[Tensor] = [p for name, p in named.items() if name in task.private]
+    beside: list[Tensor] = [] if task.own.frozen else [p for name, p in named.items() if name in task.private]
     if task.side is not None:
         beside += task.side.parameters
     weights = [*reached, *beside]
@@ -148,21 +151,26 @@ def fit(
         names = {id(p): name for name, p in named.items()}
         scales = [rates.get(names.get(id(leaf), ""), 1.0) for leaf in moved]
     step = _STEPS[solver.optimizer](moved, lr, solver, memory, scales)
+    by_hand = Chain.of(task, module, part) if latent is None else None
     total, steps = torch.zeros((), device=task.device), 0
-    for rows in _batches(part, solver, key, smallest=smallest):
-        x, y = (leaf.to(task.device) for leaf in part.take(rows))
-        forward: Callable[[Tensor], Tensor] = module
+    for rows, x, y in _batches(part, solver, key, smallest=smallest):
+        x, y = x.to(task.device), y.to(task.device)
         draws: list[Tensor] = []
-        if latent is not None:
-            stand_ins, draws = latent.draw(shared)
-            forward = partial(_called, module, dict(stand_ins))
-        if task.side is None:
-            loss = task.loss(forward(x), y)
+        if by_hand is not None:
+            loss, found = by_hand.gradients(x, y)
+            gradients = [found[id(leaf)] for leaf in weights]
         else:
-            marks = None if part.protected is None else part.protected[rows].to(task.device)
-            task.side.prepare(x, marks)
-            loss = task.side.loss(forward, x, y, marks)
-        gradients = list(torch.autograd.grad(loss, [*weights, *draws], allow_unused=True, materialize_grads=True))
+            forward = partial(task.forward, module)
+            if latent is not None:
+                stand_ins, draws = latent.draw(shared)
+                forward = partial(task.forward, partial(_called, module, dict(stand_ins)))
+            if task.side is None:
+                loss = task.loss(forward(x), y)
+            else:
+                protected = None if part.protected is None else part.protected[rows].to(task.device)
+                task.side.before_step(x, protected)
+                loss = task.side.loss(forward, x, y, protected)
+            gradients = list(torch.autograd.grad(loss, [*weights, *draws], allow_unused=True, materialize_grads=True))
         with torch.no_grad():
             if latent is not None:
                 learnt = latent.learn(shared, gradients[len(weights) :])
@@ -180,7 +188,10 @@ def fit(
                 pull.project(shared, lr)
         total += loss.detach()
         steps += 1
-    return Fit(float(total) / max(steps, 1), steps)
+    if task.private and not task.own.frozen:
+        state = task.state()
+        task.private.update({name: state[name].cpu().clone() for name in task.private})
+    return Solved(float(total) / max(steps, 1), steps)
 
 
 def _called(module: nn.Module, stand_ins: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -188,20 +199,24 @@ def _called(module: nn.Module, stand_ins: dict[str, Tensor], x: Tensor) -> Tenso
     return output
 
 
-def _batches(part: Part, solver: Solver, key: Key, *, smallest: int) -> Iterator[Tensor]:
+def _batches(part: Part, solver: Solver, key: Key, *, smallest: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Mini-batches: row numbers, inputs, targets. Several are gathered at once, which is quicker than one by one."""
     left = solver.local_steps
-    epoch = 0
-    usable = min(len(part), solver.batch_size) >= smallest
+    epoch, size = 0, solver.batch_size
+    usable = min(len(part), size) >= smallest
+    ahead = max(1, _GATHERED // max(1, size * part.x[:1].nbytes)) * size
     while usable and len(part) and (epoch < solver.local_epochs if left is None else left > 0):
         order = torch.from_numpy(key.fold_in("epoch", epoch).numpy().permutation(len(part)))
-        for batch in part.rows(solver.batch_size, order):
-            if len(batch) < smallest:
-                continue
-            if left is not None:
-                if left == 0:
-                    return
-                left -= 1
-            yield batch
+        order = order if left is None else order[: left * size + size]  # no more than will be used
+        for block in part.rows(ahead, order):
+            for batch in zip(*(torch.split(leaf, size) for leaf in (block, *part.take(block))), strict=True):
+                if len(batch[0]) < smallest:
+                    continue
+                if left is not None:
+                    if left == 0:
+                        return
+                    left -= 1
+                yield batch
         epoch += 1
 
 

@@ -29,28 +29,32 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from laconic.core import (
+    ALONE,
+    UNBOUND,
     Artifact,
+    Bound,
     ClientData,
     ClientInfo,
     ConfigError,
     Key,
     Leaf,
+    Population,
     Predictor,
     Reply,
     Spec,
     Task,
     Tree,
     Update,
-    bound_task,
+    not_negative,
     one_of,
     prefixed,
     read_state,
@@ -59,7 +63,7 @@ from laconic.core import (
 )
 from laconic.methods.em import Weighting, differences, predictor, weight_of
 from laconic.methods.server import ServerOptimizer
-from laconic.methods.solvers import Latent, Pull, Solver, adamax_step, fit
+from laconic.methods.solvers import Latent, Pull, Solver, adamax_step, solve
 from laconic.models.assemble import UNITS
 from laconic.models.groups import Groups, Piece, find_groups
 from laconic.models.surgery import plan, sliced
@@ -81,7 +85,10 @@ _ALIVE, _MARGINS, _GATES = "#alive", "#margins", "#gates"  # leaves of messages 
 
 @dataclass(frozen=True)
 class SpikeSlab:
-    """FedSparse. `server = None` is the closed-form M-step.
+    """A spike-and-slab prior: filters and neurons that do not pay are closed for good (Louizos et al., 2021).
+
+    `sparsity` is a preset of `lambda0` for the model at hand; `lambda0` itself goes before it. `server = None` is the
+    closed-form M-step.
 
     Down travel a bit per gate (alive or not) and, of alive groups only, the weights with their biases and channels of
     normalisation layers, and one number each for the thresholds; up a bit per alive gate and the differences of the
@@ -94,7 +101,8 @@ class SpikeSlab:
     `gates = "open"` forces all gates to 1, so that nothing is pruned and the weights move exactly as FedAdam's.
     """
 
-    name: str = "fedsparse"
+    task: Task = UNBOUND
+    _: KW_ONLY
     sparsity: Sparsity = "mid"
     lambda0: float | None = None
     lambda_: float = 0.0
@@ -107,21 +115,17 @@ class SpikeSlab:
     prune: bool = True
     gates: Literal["sampled", "open"] = "sampled"
     threshold_lr: float = 1e-3
-    solver: Solver = Solver()
-    server: ServerOptimizer | None = ServerOptimizer("adam", lr=1e-3)
-    thresholds: ServerOptimizer = ServerOptimizer("adamax", lr=1e-2)
+    server: ServerOptimizer | None = ServerOptimizer("adam", lr=0.01)
+    thresholds: ServerOptimizer = ServerOptimizer("adamax", lr=0.01)
     weighting: Weighting = "uniform"
-    bound: Task | None = None
+    solver: Solver = Solver()
 
-    stateful = False
-    per_client = False
+    link: ClassVar = ("float32", "float32")
 
     def __post_init__(self) -> None:
         one_of("sparsity", self.sparsity, tuple(PRESETS))
         for name in ("lambda0", "lambda_", "xi"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise ConfigError(f"{name} must be finite and ≥ 0, got {value}.")
+            not_negative(name, getattr(self, name) or 0.0)
         for name in ("temperature", "threshold_lr"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be finite and positive, got {getattr(self, name)}.")
@@ -131,16 +135,11 @@ class SpikeSlab:
         one_of("gates", self.gates, ("sampled", "open"))
         one_of("weighting", self.weighting, get_args(Weighting))
 
-    @property
-    def task(self) -> Task:
-        """The task that `bind` gave."""
-        return bound_task(self.bound, self.name)
-
-    def bind(self, task: Task) -> SpikeSlab:
-        """The same method for a task; a model without gateable layers is refused here."""
-        bound = replace(self, bound=task)
-        _ = bound.groups
-        return bound
+    def bind(self, task: Task, population: Population = ALONE) -> Bound:
+        """The method for a task; a model without gateable layers is refused here."""
+        sparse = replace(self, task=task)
+        _ = sparse.groups
+        return Bound.of(sparse)
 
     @cached_property
     def groups(self) -> Groups:
@@ -185,10 +184,6 @@ class SpikeSlab:
         """‖w_g‖ − τ_g and θ_g of every gate, dead ones included."""
         margins = self.groups.norms(subtree("w", server), torch.float64) - F.softplus(server["v"])
         return {"margin": margins, "theta": torch.sigmoid(margins / self.temperature)}
-
-    def init_client(self, key: Key) -> Tree:
-        """No personal state."""
-        return {}
 
     def broadcast(self, server: Tree, client: ClientInfo, key: Key) -> Tree:
         """The alive groups and their margins; everything that has no gate."""
@@ -243,7 +238,7 @@ class SpikeSlab:
             if not bool(standing[layer.gates].any()):
                 standing[layer.first + int(margins[layer.gates].argmax())] = True
                 warnings.warn(
-                    f"{self.name}: every group of {layer.name!r} has θ ≤ {self.epsilon}; the strongest one is kept. "
+                    f"fedsparse: every group of {layer.name!r} has θ ≤ {self.epsilon}; the strongest one is kept. "
                     "Lower lambda0 if that is not what you want.",
                     RuntimeWarning,
                     stacklevel=2,
@@ -297,17 +292,10 @@ class SpikeSlab:
         start = self._unpacked(received)
         alive = received[_ALIVE]
         module = self.task.load(start)
-        posterior = Posterior.at(self, start, _spread(received[_MARGINS], alive, -math.inf), key)
+        posterior = GatePosterior.at(self, start, _spread(received[_MARGINS], alive, -math.inf), key)
         pull, latent = (posterior.pull, posterior.latent) if self.gates == "sampled" else (None, None)
-        fitted = fit(
-            self.task,
-            data.train,
-            self.solver,
-            round=client.round,
-            key=key.fold_in("batches"),
-            pull=pull,
-            latent=latent,
-        )
+        batches = key.fold_in("batches")
+        fitted = solve(self.task, data.train, self.solver, round=client.round, key=batches, pull=pull, latent=latent)
         state = read_state(module)
         own = {name: state[name].cpu() for name in self.task.spec}
         pi = posterior.probabilities(own) if self.gates == "sampled" else alive.float()
@@ -357,16 +345,18 @@ class SpikeSlab:
         return predictor(self.task, self._unpacked(received))
 
     def metrics(self, server: Tree) -> dict[str, float]:
-        """Sparsity (removed weights / all weights) in all and per layer, gates that stand, mean θ of alive gates."""
+        """Weights that closed gates remove / all weights (the paper's sparsity), the share of closed gates per layer,
+        gates that stand, mean θ of alive gates. Units that are cut take weights of the next layer along, so that the
+        model's own sparsity is larger."""
         standing, theta = self.standing(server), self.margins(server)["theta"]
         values = sum(leaf.size for leaf in self.task.spec.values())
         found = {"alive_groups": float(standing.sum()), "mean_theta": float(theta[server["alive"]].mean())}
         removed = 0
         for piece in self.groups.pieces.values():
             removed += int((~piece.present(standing)).sum()) * piece.size
-        found["sparsity"] = removed / values
+        found["removed"] = removed / values
         for layer in self.groups.layers:
-            found[f"sparsity/{layer.name}"] = float((~standing[layer.gates]).float().mean())
+            found[f"closed/{layer.name}"] = float((~standing[layer.gates]).float().mean())
         return found
 
     def paper_bytes(self, received: Tree, message: Tree) -> int:
@@ -422,7 +412,7 @@ class _Length:
         return int(self.piece.present(self.opened(exact)).sum()) * self.piece.size
 
 
-class Posterior:
+class GatePosterior:
     """A client's gates while it fits: thresholds v_s, the draws z̃ of a mini-batch, and their gradients in closed form.
 
     Nothing here goes through autograd but the product z̃ ⊙ w: with g = ∂NLL/∂z̃ the threshold parameters get
@@ -443,7 +433,7 @@ class Posterior:
         self._random = key.fold_in("gates").torch(self.device)
 
     @classmethod
-    def at(cls, method: SpikeSlab, start: Tree, margins: Tensor, key: Key) -> Posterior:
+    def at(cls, method: SpikeSlab, start: Tree, margins: Tensor, key: Key) -> GatePosterior:
         """Where a client begins: at the prior."""
         device = method.task.device
         start = {name: leaf.to(device) for name, leaf in start.items()}

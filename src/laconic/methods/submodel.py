@@ -14,27 +14,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from laconic.core import (
+    ALONE,
+    UNBOUND,
+    Bound,
     ClientData,
     ClientInfo,
     ConfigError,
     Key,
     Leaf,
+    Population,
     Predictor,
     Reply,
     Spec,
     Task,
     Tree,
     Update,
-    bound_task,
     one_of,
     prefixed,
     read_state,
@@ -44,7 +47,7 @@ from laconic.core import (
 )
 from laconic.methods.em import Weighting, differences, optimizer_step, predictor, weight_of
 from laconic.methods.server import ServerOptimizer
-from laconic.methods.solvers import Solver, fit
+from laconic.methods.solvers import Solver, solve
 from laconic.models.anatomy import Anatomy, Layer, dissect
 from laconic.models.surgery import Cut, Plan, plan, slice_tree, sliced
 
@@ -53,7 +56,9 @@ _SEED = "#seed"  # the leaf of a broadcast that the sub-model is drawn from
 
 @dataclass(frozen=True)
 class SubModel:
-    """FedDrop. `server = None` is the closed-form M-step: w moves by the mean difference over those who held it.
+    """Federated dropout: every client trains a sub-model without some of the units (Caldas et al., 2018).
+
+    `server = None` is the closed-form M-step: w moves by the mean difference over those who held it.
 
     `first_rate` is for the layers that read the inputs (unless no others can be dropped), `conv_rate` and `fc_rate` for
     the others; the output layer loses nothing. Layers of one residual stream lose the same channels (`streams =
@@ -69,19 +74,18 @@ class SubModel:
     moves by what the optimizer remembers. With all rates 0 every step is that of FedAvg or FedOpt, bit for bit.
     """
 
-    name: str = "feddrop"
+    task: Task = UNBOUND
+    _: KW_ONLY
     conv_rate: float = 0.1
     fc_rate: float = 0.5
     first_rate: float = 0.01
     streams: Literal["shared", "kept"] = "shared"
     scale: bool = False
-    solver: Solver = Solver()
-    server: ServerOptimizer | None = ServerOptimizer("adam", lr=1e-3)
+    server: ServerOptimizer | None = ServerOptimizer("adam", lr=0.01)
     weighting: Weighting = "uniform"
-    bound: Task | None = None
+    solver: Solver = Solver()
 
-    stateful = False
-    per_client = True
+    link: ClassVar = ("float32", "float32")
 
     def __post_init__(self) -> None:
         for name in ("conv_rate", "fc_rate", "first_rate"):
@@ -90,16 +94,15 @@ class SubModel:
         one_of("streams", self.streams, ("shared", "kept"))
         one_of("weighting", self.weighting, get_args(Weighting))
 
-    @property
-    def task(self) -> Task:
-        """The task that `bind` gave."""
-        return bound_task(self.bound, self.name)
-
-    def bind(self, task: Task) -> SubModel:
-        """The same method for a task; a model without droppable layers is refused here."""
-        bound = replace(self, bound=task)
-        _ = bound._streams
-        return bound
+    def bind(self, task: Task, population: Population = ALONE) -> Bound:
+        """The method for a task; a model without droppable layers, or with private ones, is refused here."""
+        if task.private:
+            raise ConfigError(
+                "feddrop cuts units through the whole model, so no leaf of it can stay private; use another method."
+            )
+        drop = replace(self, task=task)
+        _ = drop._streams
+        return Bound.of(drop, per_client=True)
 
     @cached_property
     def anatomy(self) -> Anatomy:
@@ -168,10 +171,6 @@ class SubModel:
         """The weights, later the optimizer's state beside them."""
         return prefixed("w", self.task.init(key))
 
-    def init_client(self, key: Key) -> Tree:
-        """No personal state."""
-        return {}
-
     def broadcast(self, server: Tree, client: ClientInfo, key: Key) -> Tree:
         """A client's own part of the weights, and the seed that says which part it is."""
         seed = self._seed(client, key)
@@ -234,7 +233,7 @@ class SubModel:
         """Train the smaller network."""
         small = self._small(received)
         task = replace(self.task, build=lambda: small)
-        fitted = fit(task, data.train, self.solver, round=client.round, key=key.fold_in("batches"))
+        fitted = solve(task, data.train, self.solver, round=client.round, key=key.fold_in("batches"))
         return Update(
             message=differences(read_state(task.module), received),
             personal=personal,
@@ -279,10 +278,6 @@ class SubModel:
     def local_model(self, received: Tree, personal: Tree) -> Predictor:
         """The client's part of the model."""
         return self._small(received).eval()
-
-    def metrics(self, server: Tree) -> Mapping[str, float]:
-        """Nothing besides the weights."""
-        return {}
 
     def paper_bytes(self, received: Tree, message: Tree) -> int:
         """Four bytes per weight, both ways, as the paper counts: a removed unit takes its own weights with it (its

@@ -11,10 +11,10 @@ A client minimises, with one draw of every output (the local reparametrisation),
     mean NLL + c β/N Σ_j KL(log α_j),
 
 whose KL pulls small weights to 0 and their noise up. Two regimes share what stands here: synchronous SGD, where
-gradients travel (`methods.lockstep`, the paper's), and federated averaging, where differences do (`Averaged`). In both,
-a message is a bit per weight, M, and values where it is 1; biases, normalisation layers and running statistics travel
-whole. With `share_alpha`, log σ² is learnt together and travels as θ does; without, every client has its own and keeps
-it: that is half the bytes.
+gradients travel (`methods.synchronous`, the paper's), and federated averaging, where differences do (`Averaged`). In
+both, a message is a bit per weight, M, and values where it is 1; biases, normalisation layers and running statistics
+travel whole. With `share_alpha`, log σ² is learnt together and travels as θ does; without, every client has its own and
+keeps it: that is half the bytes.
 
 Du et al., "Efficient federated learning via variational dropout", 2018; Molchanov et al., 2017.
 """
@@ -31,26 +31,32 @@ import torch
 from torch import Tensor
 
 from laconic.core import (
+    ALONE,
+    UNBOUND,
     Artifact,
+    Bound,
     ClientData,
     ClientInfo,
     ConfigError,
     Key,
     Leaf,
     Part,
+    Population,
     Predictor,
     Reply,
     Spec,
     Task,
     Tree,
     Update,
-    bound_task,
+    flat,
+    not_negative,
+    one_of,
     prefixed,
     read_state,
     subtree,
 )
 from laconic.methods.em import Weighting, differences, predictor, weight_of
-from laconic.methods.solvers import Pull, Solver, fit
+from laconic.methods.solvers import Pull, Solver, solve
 from laconic.models.variational import (
     HIGHEST,
     LOWEST,
@@ -68,18 +74,19 @@ MASK = "#mask/"
 _LIKELY, _UNLIKELY = 0.9, 0.01  # bits of a mask where the last one was 1 and 0; a guess costs bits, never correctness
 
 
+@flat
 @dataclass(frozen=True, kw_only=True)
 class Posterior:
     """What a client believes of its weights, and how strongly the prior pulls."""
 
     share_alpha: bool = False
     threshold: float = 3.0
-    first_log_sigma2: float = -10.0
+    first_log_sigma2: float = -8.0
     kl_scale: float = 1.0
-    kl_size: Literal["local", "federation"] = "local"
+    kl_size: Literal["local", "federation"] = "federation"
     kl_start: float = 0.0
     kl_full: float = 0.0
-    sigma_lr: float = 1.0
+    sigma_lr: float = 10.0
 
     def __post_init__(self) -> None:
         if not LOWEST < self.threshold < HIGHEST:
@@ -89,10 +96,8 @@ class Posterior:
             )
         if not -20 <= self.first_log_sigma2 <= 0:
             raise ConfigError(f"first_log_sigma2 must lie in [-20, 0], got {self.first_log_sigma2}.")
-        if not 0 <= self.kl_scale < math.inf:
-            raise ConfigError(f"kl_scale must be finite and ≥ 0, got {self.kl_scale}.")
-        if self.kl_size not in ("local", "federation"):
-            raise ConfigError(f"kl_size must be 'local' or 'federation', got {self.kl_size!r}.")
+        not_negative("kl_scale", self.kl_scale)
+        one_of("kl_size", self.kl_size, ("local", "federation"))
         if not 0 <= self.kl_start <= self.kl_full < math.inf:
             raise ConfigError(
                 "the KL's warm-up goes from kl_start to kl_full, in epochs with 0 ≤ kl_start ≤ kl_full; "
@@ -104,8 +109,7 @@ class Posterior:
     def kl_weight(self, epoch: float, examples: int) -> float:
         """c β/N after so many epochs.
 
-        >>> Posterior(kl_start=5, kl_full=20).kl_weight(12.5, 1000)
-        0.0005
+        It grows from 0 at `kl_start` to its full size at `kl_full`.
         """
         if epoch < self.kl_start:
             return 0.0
@@ -115,10 +119,6 @@ class Posterior:
     def mask(self, theta: Tensor, log_sigma2: Tensor) -> Tensor:
         """M, as a vector."""
         return log_alpha(theta, log_sigma2).le(self.threshold).reshape(-1)
-
-
-PUBLISHED = Posterior()
-"""Without a warm-up, as far as the paper says."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,10 +136,10 @@ class Form:
     def of(cls, task: Task, posterior: Posterior) -> Form:
         """A model that has a layer without a variational form is refused here."""
         first = posterior.first_log_sigma2
-        made = variational(task.fresh(), first_log_sigma2=first)
+        made = variational(task.fresh(), first_log_sigma2=first, dense=task.private)
         changed = replace(
             task,
-            build=lambda: variational(task.build(), first_log_sigma2=first).module,
+            build=lambda: variational(task.build(), first_log_sigma2=first, dense=task.private).module,
             initialize=None,
             initial=None,
         )
@@ -331,8 +331,48 @@ def prior_gradient(form: Form, weights: Mapping[str, Tensor], sigmas: Mapping[st
     return Drawn(by_theta, by_sigma)
 
 
+class Dropout:
+    """What both regimes have: the model without the weights that too few keep, which the state's `kept` tells."""
+
+    posterior: Posterior
+    task: Task
+
+    @cached_property
+    def form(self) -> Form:
+        """The task's model in its variational form."""
+        return Form.of(self.task, self.posterior)
+
+    def _weights(self, server: Tree) -> Tree:
+        """θ as the server has it."""
+        raise NotImplementedError
+
+    def _first(self, key: Key) -> Tree:
+        """θ, and log σ² where it is learnt together."""
+        return {**self.task.init(key), **(self.form.first_sigmas() if self.posterior.share_alpha else {})}
+
+    def _sigmas(self, weights: Tree, personal: Tree) -> Tree:
+        """log σ²: learnt together, or a client's own."""
+        return {s: weights[s] for s in self.form.sigmas} if self.posterior.share_alpha else subtree("own", personal)
+
+    def _pruned(self, weights: Tree, masks: Mapping[str, Tensor]) -> Tree:
+        shaped = {name: mask.reshape(weights[name].shape) for name, mask in masks.items()}
+        return pruned({name: weights[name] for name in self.task.spec}, shaped)
+
+    def global_model(self, server: Tree) -> Predictor:
+        """θ where enough clients keep it, 0 elsewhere."""
+        return predictor(self.task, self._pruned(self._weights(server), subtree("kept", server)))
+
+    def artifact(self, server: Tree) -> Artifact:
+        """The pruned weights."""
+        return Artifact("weights", self._pruned(self._weights(server), subtree("kept", server)))
+
+    def metrics(self, server: Tree) -> Mapping[str, float]:
+        """The share of weights that are not 0."""
+        return self.form.sparsity(subtree("kept", server))
+
+
 @dataclass(frozen=True)
-class Averaged:
+class Averaged(Dropout):
     """Variational dropout with several local steps: federated averaging of sparse differences (beyond the paper).
 
     Down travel a bit per weight (whether any client of the last cohort kept it) and the weights that it lets through;
@@ -340,53 +380,35 @@ class Averaged:
     nobody kept; such a weight may grow again from 0.
     """
 
-    name: str = "vardrop"
-    posterior: Posterior = PUBLISHED
-    solver: Solver = Solver(optimizer="adam", lr=1e-3)
-    weighting: Weighting = "uniform"
+    posterior: Posterior
+    solver: Solver
+    weighting: Weighting
+    task: Task = UNBOUND
     clients: int = 1
-    """How many there are, once `prepare` has been told."""
-    bound: Task | None = None
 
-    per_client = False
-    preferred_link = ("mask", "mask")
+    link = ("mask", "mask")
 
     def __post_init__(self) -> None:
         refuse_weight_decay(self.solver)
 
     @property
-    def stateful(self) -> bool:
+    def keeps_sigma(self) -> bool:
         """Whether clients keep a log σ² of their own."""
         return not self.posterior.share_alpha
 
-    @property
-    def task(self) -> Task:
-        """The task that `bind` gave."""
-        return bound_task(self.bound, self.name)
-
-    def bind(self, task: Task) -> Averaged:
-        """The same method for a task; layers without a variational form are refused here."""
-        bound = replace(self, bound=task)
-        _ = bound.form
-        return bound
-
-    def prepare(self, *, clients: int, cohort: int) -> Averaged:
-        """The same method, told how many clients there are."""
-        return replace(self, clients=clients)
-
-    @cached_property
-    def form(self) -> Form:
-        """The task's model in its variational form."""
-        return Form.of(self.task, self.posterior)
+    def bind(self, task: Task, population: Population = ALONE) -> Bound:
+        """The method for a task; layers without a variational form are refused here."""
+        averaged = replace(self, task=task, clients=population.clients)
+        _ = averaged.form
+        return Bound.of(averaged, personal=averaged.keeps_sigma, own_model=averaged.keeps_sigma)
 
     def init(self, key: Key) -> Tree:
         """Weights as everyone's; all of them count."""
-        sigmas = self.form.first_sigmas() if self.posterior.share_alpha else {}
-        return {**prefixed("w", {**self.task.init(key), **sigmas}), **prefixed("kept", self.form.whole_masks())}
+        return {**prefixed("w", self._first(key)), **prefixed("kept", self.form.whole_masks())}
 
     def init_client(self, key: Key) -> Tree:
         """A client's own log σ²."""
-        return prefixed("own", self.form.first_sigmas()) if self.stateful else {}
+        return prefixed("own", self.form.first_sigmas()) if self.keeps_sigma else {}
 
     def broadcast(self, server: Tree, client: ClientInfo, key: Key) -> Tree:
         """The weights that count; everything that has no mask."""
@@ -403,10 +425,9 @@ class Averaged:
         """Fit θ and log σ² under the prior; send what counts then."""
         form, solver = self.form, self.solver
         start = self._unpacked(received)
-        sigmas = subtree("own", personal) if self.stateful else {s: start[s] for s in form.sigmas}
-        module = form.task.load({**start, **sigmas})
+        module = form.task.load({**start, **self._sigmas(start, personal)})
         form.noise.generator = key.fold_in("noise").torch(self.task.device)
-        fitted = fit(
+        fitted = solve(
             form.task,
             data.train,
             solver,
@@ -421,8 +442,8 @@ class Averaged:
         ended = {name: own[name] for name in form.moving}
         return Update(
             message=form.packed(differences(ended, start), masks),
-            personal=prefixed("own", {s: own[s].clone() for s in form.sigmas}) if self.stateful else {},
-            fitted=self._predictor({name: own[name] for name in self.task.spec}, masks),
+            personal=prefixed("own", {s: own[s].clone() for s in form.sigmas}) if self.keeps_sigma else {},
+            fitted=predictor(self.task, self._pruned(own, masks)),
             metrics={"train_loss": fitted.loss, "gradients_sent": form.share_sent(masks)},
         )
 
@@ -475,39 +496,18 @@ class Averaged:
                 tree[name] = put(received[name], received[MASK + owner].reshape(fill.shape), fill)
         return tree
 
-    def _predictor(self, weights: Tree, masks: Tree) -> Predictor:
-        return predictor(self.task, pruned_to(weights, masks))
-
-    def global_model(self, server: Tree) -> Predictor:
-        """The model without the weights that nobody kept."""
-        return predictor(self.task, self._state(server))
-
-    def _state(self, server: Tree) -> Tree:
-        weights = subtree("w", server)
-        return pruned_to({name: weights[name] for name in self.task.spec}, subtree("kept", server))
-
-    def artifact(self, server: Tree) -> Artifact:
-        """The pruned weights."""
-        return Artifact("weights", self._state(server))
+    def _weights(self, server: Tree) -> Tree:
+        return subtree("w", server)
 
     def local_model(self, received: Tree, personal: Tree) -> Predictor:
         """The model without the weights that this client would drop."""
         start = self._unpacked(received)
-        sigmas = subtree("own", personal) if self.stateful else start
-        return self._predictor({name: start[name] for name in self.task.spec}, self.form.masks(start, sigmas))
-
-    def metrics(self, server: Tree) -> Mapping[str, float]:
-        """The share of weights that are not 0."""
-        return self.form.sparsity(subtree("kept", server))
+        masks = self.form.masks(start, self._sigmas(start, personal))
+        return predictor(self.task, self._pruned(start, masks))
 
     def paper_bytes(self, received: Tree, message: Tree) -> int:
         """Four bytes per value that is sent, both ways; bits are not counted."""
         return 4 * (self.form.sent_values(received) + self.form.sent_values(message))
-
-
-def pruned_to(weights: Tree, masks: Mapping[str, Tensor]) -> Tree:
-    """Weights with 0 where a mask (a vector) says so."""
-    return pruned(weights, {name: mask.reshape(weights[name].shape) for name, mask in masks.items()})
 
 
 def refuse_weight_decay(solver: Solver) -> None:

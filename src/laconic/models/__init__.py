@@ -6,7 +6,7 @@ from laconic.models.catalogue import models
 from laconic.models.ensemble import Ensemble
 from laconic.models.frozen import signed_constants
 from laconic.models.groups import Groups, find_groups
-from laconic.models.initial import initialize, load_state, named_scheme, num_parameters
+from laconic.models.initial import initialize, load_state, named_scheme, num_parameters, share_gone, sparsity
 from laconic.models.plain import (
     cifarnet,
     conv4,
@@ -32,6 +32,8 @@ __all__ = [
     "load_state",
     "named_scheme",
     "num_parameters",
+    "share_gone",
+    "sparsity",
     "signed_constants",
     "user_model",
     # surgery: what units a model has, and the model without some of them

@@ -9,12 +9,12 @@ from torch import nn
 
 from laconic.core import (
     Artifact,
-    Compact,
+    Bound,
     ConfigError,
     Leaf,
-    Method,
     PayloadError,
     Spec,
+    Task,
     Tree,
     read_state,
     spec_of,
@@ -32,18 +32,22 @@ _MOST_MEMBERS = 1000
 Settings = Mapping[str, int | float | str]
 
 
-def artifact_of(method: Method, server: Tree) -> Artifact | None:
+def artifact_of(method: Bound, server: Tree) -> Artifact | None:
     """The server's model in its most compact form; `None` where it is a module that only the method itself can make."""
-    if isinstance(method, Compact):
+    if method.artifact is not None:
         return method.artifact(server)
-    model = method.global_model(server)
+    return weights_of(method.global_model(server), method.task)
+
+
+def weights_of(model: nn.Module, task: Task) -> Artifact | None:
+    """A model as weights of the task's architecture, or of several; `None` where it is another module."""
     if isinstance(model, Ensemble):
         states = [read_state(member) for member in model.members]
         tree = {f"{k}/{name}": leaf for k, state in enumerate(states) for name, leaf in state.items()}
         settings = {"members": len(states), "outputs": "logits" if model.probabilities else "values"}
-        return Artifact("members", tree, settings) if spec_of(states[0]) == _plain(method.task.spec) else None
+        return Artifact("members", tree, settings) if spec_of(states[0]) == _plain(task.spec) else None
     state = read_state(model)
-    return Artifact("weights", state) if spec_of(state) == _plain(method.task.spec) else None
+    return Artifact("weights", state) if spec_of(state) == _plain(task.spec) else None
 
 
 def bit_spec(module: nn.Module, kind: str) -> Spec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,8 +20,8 @@ SCALES: dict[FrozenScale, float] = {"e": math.e, "kaiming": math.sqrt(2.0)}
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 
-def signed_constants(module: nn.Module, seed: int, scale: FrozenScale = "e") -> Tree:
-    """Every weight and bias of a module as ± c/√fan_in, the same bits on every machine.
+def signed_constants(module: nn.Module, seed: int, scale: FrozenScale = "e", *, private: Collection[str] = ()) -> Tree:
+    """Every weight and bias of a module (but for `private` ones) as ± c/√fan_in, the same bits on every machine.
 
     fan_in is that of the layer, for its bias too. Eight bytes make all of it: `seed` counts modulo 2⁶⁴. A leaf depends
     on the seed and on its own name only; bit i of the raw Philox words of its key says whether value i is positive.
@@ -31,7 +31,7 @@ def signed_constants(module: nn.Module, seed: int, scale: FrozenScale = "e") -> 
     """
     key = Key.from_seed(seed % 2**64).fold_in("signed constants")
     leaves: Tree = {}
-    for leaf in _leaves(module):
+    for leaf in _leaves(module, private=private):
         constant = np.float32(SCALES[scale] / math.sqrt(leaf.fan_in))
         size = leaf.parameter.numel()
         raw = key.fold_in(leaf.name).raw(-(-size // 8))
@@ -40,17 +40,17 @@ def signed_constants(module: nn.Module, seed: int, scale: FrozenScale = "e") -> 
     return leaves
 
 
-def check_freezable(module: nn.Module, method: str) -> None:
-    """Refuse a module that is more than convolutions and linear layers, all of them to be learnt."""
-    own = {leaf.name for leaf in _leaves(module, method)}
+def check_freezable(module: nn.Module, method: str, *, private: Collection[str] = ()) -> None:
+    """Refuse a module that is more than convolutions and linear layers to be learnt, and private leaves."""
+    own = {leaf.name for leaf in _leaves(module, method, private)}
     for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad and name not in private:
             raise ConfigError(
                 f"{method} makes every weight anew from a seed, but {name!r} is frozen at values of its own; "
                 "let it be trained, or use another method."
             )
     for name in read_state(module):
-        if name not in own:
+        if name not in own and name not in private:
             raise ConfigError(
                 f"{method} sends bits and no values, but the model keeps the buffer {name!r}; use a model without "
                 "running statistics, or make a constant buffer persistent=False."
@@ -65,12 +65,14 @@ class _FrozenLeaf(NamedTuple):
     fan_in: int
 
 
-def _leaves(module: nn.Module, method: str = "signed_constants") -> Iterator[_FrozenLeaf]:
+def _leaves(
+    module: nn.Module, method: str = "signed_constants", private: Collection[str] = ()
+) -> Iterator[_FrozenLeaf]:
     """Parameters by their own names, shared ones once, each with the fan-in of its layer."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     for prefix, layer in module.named_modules():
         for name, parameter in layer.named_parameters(prefix=prefix, recurse=False):
-            if names[id(parameter)] != name:
+            if names[id(parameter)] != name or name in private:
                 continue
             if not isinstance(layer, (_ConvNd, nn.Linear)):
                 raise ConfigError(_refusal(method, prefix, layer))

@@ -184,8 +184,9 @@ def find_groups(
     gated = [layer for layer in layers_in if not layer.output]
     heads = [layer for layer in layers_in if layer.output] if gate_output else []
     if not gated and not heads:
+        what = "this model" if only is None else "what is shared of this model"
         raise ConfigError(
-            "this model has no gateable layer: gates need a convolution or linear layer before the output layer."
+            f"{what} has no gateable layer: gates need a convolution or linear layer before the output layer."
         )
     count = (
         sum(layer.units for layer in gated) + sum(layer.shape[1] // layer.columns for layer in heads)

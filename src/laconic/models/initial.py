@@ -103,6 +103,40 @@ def num_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def share_gone(left: int, whole: int) -> float:
+    """Sparsity: the share of a model's parameters that are gone, which are those cut off and those that are 0.
+
+    >>> share_gone(left=25, whole=100)
+    0.75
+    """
+    return 1 - left / whole
+
+
+def sparsity(model: nn.Module, whole: nn.Module) -> dict[str, float]:
+    """The share of parameters that are gone from a model, beside the whole architecture: in all, and by layer.
+
+    Empty where nothing is gone. Layers are told where the model has them under their names (an ensemble has not).
+
+    >>> whole, model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1)), nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 1))
+    >>> sparsity(model, whole)
+    {'sparsity': 0.46153846153846156, 'sparsity/0': 0.5, 'sparsity/1': 0.33333333333333337}
+    """
+    left = {name: int(leaf.count_nonzero()) for name, leaf in model.named_parameters()}
+    sizes = {name: leaf.numel() for name, leaf in whole.named_parameters()}
+    size = max(sum(sizes.values()), num_parameters(model))
+    if sum(left.values()) == size:
+        return {}
+    layers: dict[str, list[str]] = {}
+    for name in sizes:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    shares = {
+        f"sparsity/{layer}": share_gone(sum(left[name] for name in names), sum(sizes[name] for name in names))
+        for layer, names in layers.items()
+        if all(name in left for name in names)
+    }
+    return {"sparsity": share_gone(sum(left.values()), size), **shares}
+
+
 def _uniform(key: Key, size: int, bound: float) -> npt.NDArray[np.float32]:
     """Uniform on (−bound, bound), by raw Philox words and one rounding.
 

@@ -15,6 +15,7 @@ Molchanov, Ashukha & Vetrov, "Variational dropout sparsifies deep neural network
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -156,8 +157,10 @@ def sigma_name(weight: str) -> str:
     return weight.removesuffix("weight") + SIGMA
 
 
-def variational(module: nn.Module, *, first_log_sigma2: float = -10.0) -> Variational:
+def variational(module: nn.Module, *, first_log_sigma2: float = -10.0, dense: Collection[str] = ()) -> Variational:
     """Give every Linear, Conv1d and Conv2d layer of a module its log σ², in place. Frozen layers stay as they are.
+
+    So do layers whose parameters are all among `dense`, of whatever kind they are.
 
     Biases and normalisation layers stay ordinary. Any other layer with parameters is refused by name: its weights
     would be dense for ever.
@@ -171,10 +174,11 @@ def variational(module: nn.Module, *, first_log_sigma2: float = -10.0) -> Variat
     owners: dict[int, str] = {}
     for name, layer in module.named_modules():
         own = dict(layer.named_parameters(recurse=False))
-        if not any(parameter.requires_grad for parameter in own.values()):
+        paths = {short: f"{name}.{short}".removeprefix(".") for short in own}
+        if not any(parameter.requires_grad and paths[short] not in dense for short, parameter in own.items()):
             continue
         for short, parameter in own.items():
-            path = f"{name}.{short}".removeprefix(".")
+            path = paths[short]
             if owners.setdefault(id(parameter), path) != path:
                 raise ConfigError(
                     f"vardrop: {path!r} is the same parameter as {owners[id(parameter)]!r}, "
@@ -191,13 +195,13 @@ def variational(module: nn.Module, *, first_log_sigma2: float = -10.0) -> Variat
         weight = own.get("weight")
         if weight is None:
             raise ConfigError(f"vardrop: the weight of {name!r} is parametrised (weight norm, say); remove that first.")
-        if not weight.requires_grad:
+        if not weight.requires_grad or paths["weight"] in dense:
             continue
         # The class is exchanged, not the layer: whatever else refers to the layer goes on doing so.
         layer.__class__ = form
         layer.register_parameter(SIGMA, nn.Parameter(torch.full_like(weight, first_log_sigma2)))
         layer.noise = noise
-        weights.append(f"{name}.weight".removeprefix("."))
+        weights.append(paths["weight"])
     if not weights:
         raise ConfigError("vardrop needs a model with Linear, Conv1d or Conv2d layers that are trained; this has none.")
     return Variational(module, tuple(weights), noise)

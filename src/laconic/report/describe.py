@@ -24,7 +24,7 @@ _LONG = 48  # characters of settings after which a run's name says more than the
 _USUAL = (None, "float32", "mask")  # codecs that go without saying: whole values, and what mask methods are made for
 _FIGURES = ("global_", "local_", "newcomer_", "sparsity")
 _COUNTS = {"local_clients", "newcomer_clients"}
-_ABSENT = {"nonzero": "sparsity", "kept": "sparsity"}  # what is left, where a method does not say what is gone
+_ABSENT = {"nonzero": "sparsity", "kept": "sparsity"}  # what is left, in records of 0.1 that do not say what is gone
 _TOTALS = (
     *("bits_per_parameter_up", "bits_per_parameter_down", "model_bytes", "parameters", "final_parameters"),
     *("rejected", "abandoned", "state_sha256", "new_accuracy", "paper_bytes"),
@@ -58,6 +58,7 @@ def describe(runs: Sequence[Described], *, unreadable: Sequence[Mapping[str, str
             splits.append(run["split"])
         split = None if run["split"] is None else splits.index(run["split"])
         shown.append({**{k: v for k, v in run.items() if k != "settings"}, "group": number, "split": split})
+    _fill_sparsity(shown)
     different = _different(groups)
     for group, label in zip(groups, _labels(groups, different), strict=True):
         group["label"] = label
@@ -78,11 +79,11 @@ def describe(runs: Sequence[Described], *, unreadable: Sequence[Mapping[str, str
 
 def _described(run: RunRecord) -> Described:
     history, summary = run.history, run.summary or {}
-    judged = [i for i, record in enumerate(history) if "global_loss" in record]
-    every = -(-len(judged) // MOST_POINTS) or 1
-    judged = [*judged[:-1:every], *judged[-1:]]
+    evaluated = [i for i, record in enumerate(history) if record.evaluation]
+    every = -(-len(evaluated) // MOST_POINTS) or 1
+    evaluated = [*evaluated[:-1:every], *evaluated[-1:]]
     sent = {way: list(accumulate(int(record[f"bytes_{way}"]) for record in history)) for way in ("up", "down")}
-    evaluations = [_figures(history[i]) for i in judged]
+    evaluations = [_figures(history[i]) for i in evaluated]
     names = sorted({name for figures in evaluations for name in figures})
     flat = _flattened(run.config)
     from_python = "model.first_state_sha256" in flat
@@ -97,11 +98,15 @@ def _described(run: RunRecord) -> Described:
         "model": str(flat.get("model.name", "?")),
         "settings": flat,
         "evaluations": {
-            "round": [int(history[i]["round"]) for i in judged],
-            "up": [sent["up"][i] for i in judged],
-            "down": [sent["down"][i] for i in judged],
+            "round": [int(history[i]["round"]) for i in evaluated],
+            "up": [sent["up"][i] for i in evaluated],
+            "down": [sent["down"][i] for i in evaluated],
             "every": every,
-            "figures": {name: [figures.get(name) for figures in evaluations] for name in names},
+            # Of a model of which nothing is gone, records say nothing.
+            "figures": {
+                name: [figures.get(name, 0 if name.startswith("sparsity") else None) for figures in evaluations]
+                for name in names
+            },
         },
         "traffic": _traffic(history),
         "totals": {
@@ -109,6 +114,7 @@ def _described(run: RunRecord) -> Described:
             "down": sent["down"][-1] if history else 0,
             "seconds": _short(sum(float(record["seconds"]) for record in history)),
             **{name: _short(summary[name]) for name in _TOTALS if summary.get(name) is not None},
+            **({} if run.sparsity is None else {"sparsity": _short(run.sparsity)}),
         },
         "split": run.split,
         "toml": tomli_w.dumps(dict(run.config)),
@@ -118,16 +124,16 @@ def _described(run: RunRecord) -> Described:
 
 
 def _planned(flat: Mapping[str, Any]) -> int:
-    late = int(flat.get("new_device.rounds", 0)) if flat.get("new_device.enabled") else 0
+    late = sum(int(flat.get(f"{n}.rounds", 0)) for n in ("newcomer", "new_device") if flat.get(f"{n}.enabled"))
     return int(flat.get("run.rounds", 0)) + late
 
 
 def _figures(record: Mapping[str, Any]) -> dict[str, float | None]:
-    """The figures of an evaluation; what is left of a model is said as what is gone from it."""
+    """The figures of an evaluation; where only what is left of a model is said, it is said as what is gone from it."""
     found: dict[str, float | None] = {}
     for name, value in record.items():
         first, slash, layer = name.partition("/")
-        if first in _ABSENT and _is_number(value):
+        if first in _ABSENT and _is_number(value) and "sparsity" not in record:
             name, value = _ABSENT[first] + slash + layer, 1 - value
         if name.startswith(_FIGURES) and name not in _COUNTS and (value is None or _is_number(value)):
             found[name] = _short(value)
@@ -173,6 +179,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
     return value if isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)) else str(value)
+
+
+def _fill_sparsity(runs: Sequence[Described]) -> None:
+    """A run of which nothing is gone says nothing of sparsity; beside others of its group, that is a curve at 0."""
+    named: dict[int, dict[str, None]] = {}
+    for run in runs:
+        names = (name for name in run["evaluations"]["figures"] if name.startswith("sparsity"))
+        named.setdefault(run["group"], {}).update(dict.fromkeys(names))
+    for run in runs:
+        evaluations = run["evaluations"]
+        nothing = {name: [0] * len(evaluations["round"]) for name in named[run["group"]]}
+        run["evaluations"] = {**evaluations, "figures": {**nothing, **evaluations["figures"]}}
 
 
 # --- groups --------------------------------------------------------------------------------------------------------

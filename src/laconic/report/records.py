@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from laconic.core import DataError
-from laconic.engine import in_use
+from laconic.engine import Record, in_use
+from laconic.models import share_gone
 
 RunState = Literal["finished", "running", "interrupted"]
 """How a run stands: it has a summary, or somebody is at it, or neither."""
@@ -24,7 +25,7 @@ class RunRecord:
 
     path: Path
     config: Mapping[str, Mapping[str, Any]]
-    history: list[dict[str, Any]]
+    history: list[Record]
     summary: Mapping[str, Any] | None
     split: Mapping[str, Any] | None = None
     running: bool = False
@@ -33,6 +34,15 @@ class RunRecord:
     def name(self) -> str:
         """The run's name: that of its folder."""
         return self.path.name
+
+    @property
+    def sparsity(self) -> float | None:
+        """The share of the final model's parameters that are gone; what tables and reports show."""
+        found = self.summary or {}
+        if not found.keys() >= {"final_nonzero", "final_parameters", "parameters"}:
+            return None
+        # An ensemble has more parameters than the architecture.
+        return share_gone(found["final_nonzero"], max(found["parameters"], found["final_parameters"]))
 
     @property
     def finished(self) -> bool:
@@ -61,7 +71,7 @@ def read_run(path: Path) -> RunRecord:
         config = tomllib.loads(written.read_text(encoding="utf-8"))
         ended, split = _object(path / "summary.json"), _object(path / "split.json")
         return RunRecord(path, config, _records(path / "metrics.jsonl"), ended, split, running)
-    except (OSError, ValueError) as error:  # both decoders' errors are ValueErrors
+    except (OSError, ValueError, KeyError, TypeError) as error:  # both decoders' errors are ValueErrors
         raise DataError(f"{path}: the run's files cannot be read ({error}).") from None
 
 
@@ -71,12 +81,12 @@ def _object(path: Path) -> dict[str, Any] | None:
     return _checked(json.loads(path.read_text(encoding="utf-8")), path)
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
+def _records(path: Path) -> list[Record]:
     """The records of whole lines: the last line of a run that is going may be half written."""
     if not path.is_file():
         return []
     whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    return [_checked(json.loads(line), path) for line in whole.splitlines()]
+    return [Record.read(_checked(json.loads(line), path)) for line in whole.splitlines()]
 
 
 def _checked(value: Any, path: Path) -> dict[str, Any]:

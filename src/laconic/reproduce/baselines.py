@@ -113,7 +113,38 @@ down = "float32"
     picture=against_bytes_up,
 )
 
+_DATASETS = {
+    "mnist": ("data.source=mnist", "model.name=lenet5", "method.batch_size=20"),
+    "cifar10": ("data.source=cifar10", "model.name=lenet5_fs", "method.batch_size=64"),
+}
+_PRECISION = Training(
+    """
+[run]
+rounds = 150
+cohort = 10
+eval_every = 5
+evaluations = ["global"]
+
+[data]
+clients = 100
+partition = { kind = "dirichlet", alpha = 1.0 }
+
+[method]
+name = "fedavg"
+local_epochs = 1
+lr = 0.05
+""",
+    tuple(
+        Arm(f"{source}-{precision}", (*settings, f"run.precision={precision}"))
+        for source, settings in _DATASETS.items()
+        for precision in ("float32", "bfloat16")
+    ),
+    (Figure(ACCURACY, last_evaluations), Figure(LAST, summed_up("global_accuracy", times=100))),
+    seeds=3,
+)
+
 recipes = (
     training_recipe("em", "FedAvg and FedAdam as LG-FedAvg's and FedSparse's tables 1 have them", _EM, seconds=2_600),
     training_recipe("codecs", "Ten codecs on the way up, CIFAR-10: accuracy against bytes", _CODECS, seconds=2_200),
+    training_recipe("precision", "bfloat16 against float32 on MNIST and CIFAR-10", _PRECISION, seconds=2_400),
 )

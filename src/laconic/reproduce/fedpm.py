@@ -17,7 +17,7 @@ MODEL = "bits per parameter of the model"
 
 def _one_frequency(run: RunRecord, _: RunRecord | None) -> float | None:
     """What the paper counts for a mask, the mean over rounds."""
-    rates = [record["mask_entropy"] for record in run.history if record.get("mask_entropy") is not None]
+    rates = [record.clients["mask_entropy"] for record in run.history if record.clients.get("mask_entropy") is not None]
     return statistics.fmean(rates) if rates else None
 
 

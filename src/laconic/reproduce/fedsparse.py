@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from laconic.report import RunRecord
 from laconic.reproduce.training import (
     Arm,
     Figure,
@@ -19,6 +20,14 @@ from laconic.reproduce.training import (
     training_recipe,
 )
 
+
+def _removed(run: RunRecord, _: RunRecord | None) -> float | None:
+    """What the paper counts: weights that closed gates remove. In records of 0.1 that was `sparsity`."""
+    summary = run.summary or {}
+    share = summary.get("removed", summary.get("sparsity"))
+    return None if share is None else 100 * share
+
+
 ACCURACY, LOCAL = "accuracy, mean of the last ten, %", "local accuracy, %"
 VOLUME, BYTES, SPARSITY = "volume, % of FedAvg's", "bytes of frames, % of FedAvg's", "sparsity, %"
 FIGURES = (
@@ -26,7 +35,7 @@ FIGURES = (
     Figure(LOCAL, summed_up("local_accuracy", times=100), tolerance=2.0),
     Figure(VOLUME, paper_share, tolerance=3.0),
     Figure(BYTES, byte_share),
-    Figure(SPARSITY, summed_up("sparsity", times=100), tolerance=5.0),
+    Figure(SPARSITY, _removed, tolerance=5.0),
 )
 COMMON = """
 [run]

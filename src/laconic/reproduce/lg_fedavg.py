@@ -19,7 +19,7 @@ LOCAL, NEW, VOLUME = "local accuracy, %", "new accuracy, %", "parameters sent, 1
 # --- table 1 ---------------------------------------------------------------------------------------------------------
 
 
-def _judged(run: RunRecord) -> str:
+def _metric(run: RunRecord) -> str:
     """Whose accuracy on devices' data counts: that of their own models, or of the server's where they have none."""
     method = (run.summary or {}).get("method")
     return "global_accuracy" if method in ("fedavg", "fedprox") else "local_accuracy"
@@ -27,7 +27,7 @@ def _judged(run: RunRecord) -> str:
 
 def _local(run: RunRecord, _: RunRecord | None) -> float | None:
     """Each device's own model on its own test data; where there are none, the server's model: one figure for both."""
-    value = (run.summary or {}).get(_judged(run))
+    value = (run.summary or {}).get(_metric(run))
     return None if value is None else 100 * value
 
 
@@ -44,7 +44,7 @@ def _volume(run: RunRecord, _: RunRecord | None) -> float | None:
         fraction=summary["cohort"] / summary["clients"],
         rounds=first,
         lg_rounds=summary["rounds"] - first,
-        shared=int(summary.get("shared_parameters", 0)),
+        global_=int(summary.get("global_parameters", summary.get("shared_parameters", 0))),
         **size,
     )
     return 1e-9 * counted
@@ -53,11 +53,11 @@ def _volume(run: RunRecord, _: RunRecord | None) -> float | None:
 def _own_models(found: Runs, figure: Any) -> None:
     """Devices' own models on their own data against bytes; where there are none, the server's model."""
     histories = {
-        name: [[{**line, "local_accuracy": line.get(_judged(run))} for line in run.history] for run in runs]
+        name: [[{**line, "local_accuracy": line.get(_metric(run))} for line in run.history] for run in runs]
         for name, runs in found.items()
         if name != "local" or len(found) == 1  # it sends nothing: it has no place on this axis
     }
-    plot(histories, figure="local_accuracy", axes=figure.add_subplot()).set_xlabel("bytes sent, both ways")
+    plot(histories, metric="local_accuracy", axes=figure.add_subplot()).set_xlabel("bytes sent, both ways")
 
 
 FIGURES = (
@@ -82,7 +82,7 @@ def _common(source: str, model: str, *, batch: int, partition: str, more: str = 
 [run]
 cohort = 10
 eval_every = 25
-new_test = true
+evaluations = ["global", "local", "ensemble"]
 
 [data]
 source = "{source}"
@@ -162,7 +162,7 @@ _VQA = Training(
 [run]
 cohort = 5
 eval_every = 5
-new_test = true
+evaluations = ["global", "local", "ensemble"]
 
 [data]
 source = "easy_vqa"
@@ -185,17 +185,16 @@ name = "vqa"
     picture=_own_models,
 )
 
-# --- table 3: a device with turned digits joins -----------------------------------------------------------------------
+# --- table 3: a device with rotated digits joins ---------------------------------------------------------------------
 
 OTHERS, JOINED = "accuracy of the others, %", "accuracy of the new device, %"
-_NEW_DEVICE = """
-[new_device]
+_NEWCOMER = """
+[newcomer]
 enabled = true
 rounds = 500
 train = 3000
 test = 500
-turns = 1
-warmup_epochs = 5
+degrees = 90
 """
 
 
@@ -203,7 +202,7 @@ def _newcomers(found: Runs, figure: Any) -> None:
     """The others on their own data (by the server's model where they have none), and the new device, dashed."""
     axes = figure.add_subplot()
     for number, (name, (run, *_)) in enumerate(found.items()):
-        for key, style, label in ((_judged(run), "-", name), ("newcomer_accuracy", "--", None)):
+        for key, style, label in ((_metric(run), "-", name), ("newcomer_accuracy", "--", None)):
             points = [(line["round"], 100 * line[key]) for line in run.history if line.get(key) is not None]
             axes.plot(*zip(*points, strict=True), style, color=f"C{number}", label=label)
     axes.set_xlabel("round")
@@ -218,7 +217,7 @@ def _rotated(partition: str, rounds: int, paper: dict[str, tuple[float, float]])
     first = f"method.fedavg_rounds={rounds * 9 // 10}"
     methods = {
         "fedavg": _FEDAVG,
-        "lg": (*_LG, "method.global_layers=3", first, "method.lg_lr=0.05"),
+        "lg": (*_LG, "method.global_layers=3", first, "method.lg_lr=0.05", "method.warmup_epochs=5"),
         **{
             f"fedprox-{mu}": ("method.name=fedprox", "method.weighting=examples", f"method.mu={mu}")
             for mu in (0.01, 0.1, 1.0)
@@ -232,14 +231,14 @@ def _rotated(partition: str, rounds: int, paper: dict[str, tuple[float, float]])
             known = paper.get(f"{name.split('-')[0]}, C = {fraction}")
             printed = dict(zip((OTHERS, JOINED), known, strict=True)) if known else {}
             small = (before, first) if name == "lg" else (before,)  # what the recipe's own scale does not shorten
-            settings_ = (*settings, before, f"new_device.fraction={fraction}")
+            settings_ = (*settings, before, f"newcomer.fraction={fraction}")
             arms.append(Arm(f"{name}-c{fraction}", settings_, printed, small))
     figures = (
         # The ensemble of the old devices' own models on the common test set: the server's model where they have none.
         Figure(OTHERS, summed_up("new_accuracy", times=100), tolerance=2.0),
         Figure(JOINED, summed_up("newcomer_accuracy", times=100), tolerance=2.0),
     )
-    common = _common("mnist", "lg_mlp", batch=10, partition=partition, more=_NEW_DEVICE)
+    common = _common("mnist", "lg_mlp", batch=10, partition=partition, more=_NEWCOMER)
     return Training(common, tuple(arms), figures, scale=0.2, picture=_newcomers)
 
 
@@ -294,7 +293,7 @@ def _trade_off(found: Runs, figure: Any) -> None:
     axes = figure.add_subplot()
 
     def at(runs: Sequence[RunRecord], key: str) -> tuple[float, float]:
-        told, right = ([(run.summary or {})[k] for run in runs] for k in (key, _judged(runs[0])))
+        told, right = ([(run.summary or {})[k] for run in runs] for k in (key, _metric(runs[0])))
         return 100 * statistics.fmean(told), 100 * statistics.fmean(right)
 
     for number, (key, attribute) in enumerate((("posthoc_auc_0", "race"), ("posthoc_auc_1", "sex"))):
@@ -333,8 +332,7 @@ def _adult(data: str, paper: dict[str, tuple[float, float, float]], weights: tup
 rounds = 20
 cohort = 10
 eval_every = 2
-probe = "fc3"
-new_test = true
+evaluations = ["global", "local", "ensemble", {{ name = "probe", layer = "fc3" }}]
 
 [data]
 source = "adult"

@@ -116,7 +116,7 @@ class Products(NamedTuple):
 
 
 def simulate(world: World, key: Key) -> Products:
-    """Draw devices and examples, fit û_m and v̂, and judge them by Σ itself: a test set without end.
+    """Draw devices and examples, fit û_m and v̂, and test them by Σ itself: a test set without end.
 
     Both fits are linear in r_m and in the noise, so unit spread and unit noise serve for all ρ and s.
     """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from laconic.cluster import Cluster
 from laconic.core import ConfigError, Key, did_you_mean
 
 Draw = Callable[[Any], None]
@@ -18,7 +19,8 @@ Draw = Callable[[Any], None]
 class Row:
     """One figure: ours beside the paper's, and what it should be.
 
-    Ours is judged by `expected` where it is given (the paper's figure is wrong, or was never printed), else by `paper`.
+    Ours is compared with `expected` where it is given (the paper's figure is wrong, or was never printed), else with
+    `paper`.
 
     >>> Row("accuracy", 0.971, paper=0.975, tolerance=0.01).within
     True
@@ -57,7 +59,8 @@ class Outcome:
 class Job:
     """How a recipe is to be run: its seed, its scale, a folder for what it wants to keep while it runs.
 
-    `adopt` are folders with runs that may be taken up; without `train` nothing else counts.
+    `adopt` are folders with runs that may be taken up; without `train` nothing else counts. With a `cluster`, runs are
+    spread over it.
     """
 
     seed: int
@@ -65,6 +68,7 @@ class Job:
     folder: Path
     adopt: tuple[Path, ...] = ()
     train: bool = True
+    cluster: Cluster | None = None
 
     @property
     def key(self) -> Key:

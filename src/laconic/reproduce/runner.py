@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from laconic.cluster import Cluster
 from laconic.core import ConfigError, RunError
 from laconic.engine import versions
 from laconic.engine.files import cannot_write, write_atomically
@@ -20,6 +21,7 @@ from laconic.engine.simulate import one_thread
 from laconic.reproduce.catalogue import recipes
 from laconic.reproduce.recipe import Draw, Job, Recipe, Row, find
 from laconic.reproduce.runs import runs_table
+from laconic.reproduce.training import Training
 
 RESULT, TABLE, FIGURE = "result.json", "table.md", "figure.svg"
 
@@ -44,12 +46,14 @@ def reproduce(
     seed: int = 0,
     adopt: Iterable[Path | str] = (),
     train: bool = True,
+    cluster: Cluster | None = None,
 ) -> Result:
     """Run the recipe of that name and write its files into `out/name`.
 
     `result.json` is written last: where it stands, the other files belong to it. Runs of the very same configuration
     that stand in `out` or in the folders `adopt` are taken up instead of being made again; without `train`, the result
-    is of these alone.
+    is of these alone. With a `cluster`, a recipe that trains spreads its runs over it (`out` is then a folder that all
+    machines share).
 
     >>> import tempfile
     >>> result = reproduce("fedpm-privacy", out=tempfile.mkdtemp(), scale=0.01)
@@ -62,6 +66,8 @@ def reproduce(
         raise ConfigError(f"reproduce: scale must be in (0, 1], got {scale}; 1 is the paper's own scale.")
     if seed < 0:
         raise ConfigError(f"reproduce: seed must be ≥ 0, got {seed}.")
+    if cluster is not None and not isinstance(recipe.run, Training):
+        raise ConfigError(f"reproduce: {name} has no runs that a cluster could take; leave --engine ray out.")
     folder = Path(out) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +75,8 @@ def reproduce(
         raise cannot_write(folder, error) from None
     start, busy = time.perf_counter(), _processor_seconds()
     with _no_empty_folder(folder), one_thread():  # sums in one order, whatever the machine
-        outcome = recipe.run(Job(seed=seed, scale=scale, folder=folder, adopt=tuple(map(Path, adopt)), train=train))
+        job = Job(seed, scale, folder, adopt=tuple(map(Path, adopt)), train=train, cluster=cluster)
+        outcome = recipe.run(job)
     seconds, busy = time.perf_counter() - start, _processor_seconds() - busy
     picture = None if outcome.draw is None else _svg(outcome.draw)
     figure = "none" if outcome.draw is None else FIGURE if picture is not None else NO_FIGURE
@@ -81,7 +88,7 @@ def reproduce(
         "scale": scale,
         "seconds": round(seconds, 3),
         "processor_seconds": round(busy, 3),
-        **({} if outcome.seconds is None else {"training_seconds": round(outcome.seconds, 1)}),
+        **({} if outcome.seconds is None else {"training_seconds": round(outcome.seconds, 3)}),
         "versions": versions(),
         "settings": dict(recipe.settings),
         "paper": dict(recipe.paper),
@@ -174,9 +181,9 @@ def _number(value: float | None) -> str:
 
 
 class Found(NamedTuple):
-    """A result that was written earlier: how many rows were judged, how many were within, and how it was made."""
+    """A result that was written earlier: how many rows were compared, how many were within, and how it was made."""
 
-    judged: int
+    compared: int
     within: int
     scale: float
     seconds: float
@@ -186,9 +193,9 @@ def found(out: Path | str, name: str) -> Found | None:
     """The result that stands in `out/name`, if there is one that can be read."""
     try:
         record = json.loads((Path(out) / name / RESULT).read_text(encoding="utf-8"))
-        judged = [row["within"] for row in record["rows"] if row["within"] is not None]
+        compared = [row["within"] for row in record["rows"] if row["within"] is not None]
         seconds = float(record.get("training_seconds", record["seconds"]))
-        return Found(len(judged), sum(judged), float(record["scale"]), seconds)
+        return Found(len(compared), sum(compared), float(record["scale"]), seconds)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -36,7 +36,7 @@ COLUMNS = (
     Column("local", _percent("local_accuracy")),
     Column("new", _percent("new_accuracy")),
     Column("vote", _percent("vote_accuracy")),
-    Column("new device", _percent("newcomer_accuracy")),
+    Column("newcomer", _percent("newcomer_accuracy")),
     Column("AUC", _percent("auc")),
     Column("1st attribute told", _percent("posthoc_auc_0")),
     Column("2nd", _percent("posthoc_auc_1")),

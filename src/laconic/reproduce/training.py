@@ -22,15 +22,15 @@ import tomli_w
 from laconic.comparison import compare_tables
 from laconic.config import Table, overridden, resolved, sections
 from laconic.core import DataError, RunError, UserError
-from laconic.engine import changes, plot
+from laconic.engine import Record, changes, plot
 from laconic.engine.files import write_atomically
 from laconic.engine.run import without_none
 from laconic.report import RunRecord, find_runs, read_run
 from laconic.reproduce.recipe import Job, Outcome, Recipe, Row
 
-_COUNTED = (("run", "rounds"), ("method", "fedavg_rounds"), ("method", "decay_rounds"), ("new_device", "rounds"))
+_COUNTED = (("run", "rounds"), ("method", "fedavg_rounds"), ("method", "decay_rounds"), ("newcomer", "rounds"))
 """Numbers of which there are fewer at a smaller scale."""
-_OWN = {"run.name", "run.eval_every", "run.channels_last"}  # what may differ besides where a record is taken up
+_OWN = {"run.name", "run.eval_every", "run.layout"}  # what may differ besides where a record is taken up
 
 
 Runs = Mapping[str, Sequence[RunRecord]]
@@ -168,8 +168,8 @@ def training_recipe(name: str, reproduces: str, training: Training, *, seconds: 
 
 def last_evaluations(run: RunRecord, _: RunRecord | None = None) -> float | None:
     """The mean of the last ten evaluations of the global accuracy, in per cent."""
-    judged = [record["global_accuracy"] for record in run.history if record.get("global_accuracy") is not None]
-    return 100 * statistics.fmean(judged[-10:]) if judged else None
+    found = [record["global_accuracy"] for record in run.history if record.get("global_accuracy") is not None]
+    return 100 * statistics.fmean(found[-10:]) if found else None
 
 
 def summed_up(key: str, *, times: float = 1.0) -> Callable[[RunRecord, RunRecord | None], float | None]:
@@ -246,16 +246,16 @@ def _read(stem: Path) -> RunRecord:
         return RunRecord(
             stem,
             tomllib.loads(_file(stem, "toml").read_text(encoding="utf-8")),
-            [json.loads(line) for line in lines],
+            [Record.read(json.loads(line)) for line in lines],
             json.loads(_file(stem, "summary.json").read_text(encoding="utf-8")),
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{stem}: the record of the run cannot be read ({error}).") from None
 
 
 def _keep(record: RunRecord, stem: Path) -> None:
     """Configuration, history and, last, the summary: where it stands, the others belong to it."""
-    lines = "".join(json.dumps(line, allow_nan=False) + "\n" for line in record.history)
+    lines = "".join(json.dumps(line.line(), allow_nan=False) + "\n" for line in record.history)
     write_atomically(_file(stem, "toml"), tomli_w.dumps(without_none(record.config)).encode())
     write_atomically(_file(stem, "jsonl"), lines.encode())
     write_atomically(_file(stem, "summary.json"), json.dumps(record.summary, indent=2).encode() + b"\n")
@@ -263,7 +263,7 @@ def _keep(record: RunRecord, stem: Path) -> None:
 
 def _trained(job: Job, tables: Mapping[str, Table], seeds: Iterable[int]) -> dict[tuple[str, int], RunRecord | None]:
     """Run what is missing, as many at a time as there are cores; an interrupted run goes on where it stopped."""
-    comparison = compare_tables(tables.items(), out=job.folder / "runs", seeds=tuple(seeds))
+    comparison = compare_tables(tables.items(), out=job.folder / "runs", seeds=tuple(seeds), cluster=job.cluster)
     made: dict[tuple[str, int], RunRecord | None] = {}
     for outcome in comparison.outcomes:
         if outcome.failure is None:
@@ -277,8 +277,8 @@ def _trained(job: Job, tables: Mapping[str, Table], seeds: Iterable[int]) -> dic
 
 _SAID = (
     *("seed", "rounds", "parameters", "global_accuracy", "local_accuracy", "new_accuracy", "newcomer_accuracy"),
-    *("vote_accuracy", "auc", "posthoc_auc_0", "posthoc_auc_1", "shared_parameters", "new_test_bytes_up"),
-    *("bytes_up", "bytes_down", "bits_per_parameter_up", "bits_per_parameter_down", "sparsity", "nonzero"),
+    *("vote_accuracy", "auc", "posthoc_auc_0", "posthoc_auc_1", "global_parameters", "new_test_bytes_up"),
+    *("bytes_up", "bytes_down", "bits_per_parameter_up", "bits_per_parameter_down", "sparsity", "removed", "nonzero"),
     *("model_bytes", "seconds", "state_sha256", "versions"),
 )
 
@@ -286,8 +286,8 @@ _SAID = (
 def _said(name: str, run: RunRecord) -> dict[str, Any]:
     """What a result says of a run that it is made of."""
     summary = run.summary or {}
-    judged = {"accuracy": last_evaluations(run)}
-    return {"name": name, "record": run.name, **judged, **{key: summary[key] for key in _SAID if key in summary}}
+    found = {"accuracy": last_evaluations(run)}
+    return {"name": name, "record": run.name, **found, **{key: summary[key] for key in _SAID if key in summary}}
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def against_bytes_up(found: Runs, figure: Any) -> None:
 
 
 def _against(found: Runs, figure: Any, left_out: dict[str, int], label: str) -> None:
-    histories = {name: [[line | left_out for line in run.history] for run in runs] for name, runs in found.items()}
+    histories = {name: [[{**line, **left_out} for line in run.history] for run in runs] for name, runs in found.items()}
     lines = [line for runs in histories.values() for run in runs for line in run]
-    judged = next(key for key in ("global_accuracy", "local_accuracy") if any(line.get(key) for line in lines))
-    plot(histories, figure=judged, axes=figure.add_subplot()).set_xlabel(label)
+    metric = next(key for key in ("global_accuracy", "local_accuracy") if any(line.get(key) for line in lines))
+    plot(histories, metric=metric, axes=figure.add_subplot()).set_xlabel(label)

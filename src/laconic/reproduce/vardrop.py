@@ -81,7 +81,7 @@ def _training(
     return Training(
         f"""
 [run]
-local_eval = false
+evaluations = ["global"]
 
 [data]
 source = "{source}"

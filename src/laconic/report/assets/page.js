@@ -46,7 +46,7 @@
 
   const WORDS = {
     global_accuracy: "server’s model", local_accuracy: "clients’ models", local_accuracy_worst_decile: "worst tenth of clients",
-    newcomer_accuracy: "new device", global_loss: "server’s loss", local_loss: "clients’ loss",
+    newcomer_accuracy: "newcomer", global_loss: "server’s loss", local_loss: "clients’ loss",
     local_loss_worst_decile: "worst tenth’s loss",
   };
   const EXPLAINED = {
@@ -453,11 +453,11 @@
     const own = (i) => (layers.length <= 8 ? colour(i) : `color-mix(in oklab, var(--c0), var(--c1) ${Math.round((100 * i) / (layers.length - 1))}%)`);
     const all = [...layers.map((name, i) => ({ name, label: name.slice("sparsity/".length), own: own(i) })), ...(names.includes("sparsity") ? [{ name: "sparsity", label: "all", own: "var(--ink)" }] : [])];
     const shown = all.filter(({ name }) => !chosen.layersOff.has(name));
-    plot(plotIn(body), "sparsity", { x: { label: "round", tick: count }, y: { label: "share of weights at 0", tick: (v) => percent(v, 0), floor: 0, ceiling: 1.005, fromZero: true },
+    plot(plotIn(body), "sparsity", { x: { label: "round", tick: count }, y: { label: "share that is gone", tick: (v) => percent(v, 0), floor: 0, ceiling: 1.005, fromZero: true },
       series: shown.map(({ name, label, own: c }) => ({ group: `layer-${label}`, own: c, name: label, thin: name !== "sparsity", points: curve(group, name, byRound) })), height: 300, tip: roundsTip(percent) });
     part(body, "layers", () => h("div", { class: "layers" })).replaceChildren(...all.map(({ name, label, own: c }) =>
       h("button", { class: "chip", type: "button", "--own": c, "aria-pressed": String(!chosen.layersOff.has(name)), onclick: () => { toggle(chosen.layersOff, name); render(); } }, h("i", {}), h("span", {}, label))));
-    noteIn(body, "note", "Share of a layer’s weights (or units) that the server’s model does without.");
+    noteIn(body, "note", "Share of a layer’s parameters that are gone from the server’s model: cut off, or 0.");
   }
 
   // --- the data split --------------------------------------------------------------------------------------------
@@ -517,11 +517,11 @@
   // --- tables ----------------------------------------------------------------------------------------------------
   const COLUMNS = [
     ["accuracy", (run) => last(run, "global_accuracy"), percent, 1], ["local", (run) => last(run, "local_accuracy"), percent, 1],
-    ["worst tenth", (run) => last(run, "local_accuracy_worst_decile"), percent, 1], ["new", (run) => run.totals.new_accuracy, percent, 1], ["new device", (run) => last(run, "newcomer_accuracy"), percent, 1],
+    ["worst tenth", (run) => last(run, "local_accuracy_worst_decile"), percent, 1], ["new", (run) => run.totals.new_accuracy, percent, 1], ["newcomer", (run) => last(run, "newcomer_accuracy"), percent, 1],
     ["loss", (run) => (known(last(run, "global_accuracy")) ? null : last(run, "global_loss")), plain, -1],
     ["up", (run) => run.totals.up, bytes, -1], ["down", (run) => run.totals.down, bytes, -1], ["both", (run) => run.totals.up + run.totals.down, bytes, -1],
     ["bits/param. up", (run) => run.totals.bits_per_parameter_up, plain, -1], ["down", (run) => run.totals.bits_per_parameter_down, plain, -1],
-    ["sparsity", (run) => last(run, "sparsity"), percent, 0], ["model", (run) => run.totals.model_bytes, bytes, -1],
+    ["sparsity", (run) => run.totals.sparsity ?? last(run, "sparsity"), percent, 0], ["model", (run) => run.totals.model_bytes, bytes, -1],
     ["refused", (run) => run.totals.rejected || null, count, 0], ["rounds given up", (run) => run.totals.abandoned || null, count, 0], ["time", (run) => run.totals.seconds, duration, 0],
   ];
   function drawTable() {

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from laconic.core import ConfigError, DataError, read_state, spec_of
 from laconic.engine.files import write_atomically
-from laconic.engine.model_file import ModelFile, Values, open_model, write_model
+from laconic.model_file import ModelFile, Values, open_model, write_model
 from laconic.models import multiply_adds, num_parameters
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.core import Key
-from laconic.engine import sample_cohort
+from laconic.core import Key, sample_cohort
 
 
 @settings(deadline=None)

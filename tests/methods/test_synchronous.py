@@ -7,23 +7,28 @@ from typing import Any
 
 import pytest
 import torch
+from tests.methods.conftest import inside
 from torch import Tensor, nn
 
 from laconic.codecs import parse
 from laconic.core import (
+    ALONE,
+    Bound,
+    ClientData,
     ClientInfo,
     ConfigError,
     Key,
     Part,
     PayloadError,
+    Population,
     Reply,
     Shared,
     Task,
     Tree,
+    Update,
     prefixed,
     subtree,
 )
-from laconic.core.data import ClientData
 from laconic.data import Federation
 from laconic.engine import (
     Agreement,
@@ -37,8 +42,9 @@ from laconic.engine import (
     server_round,
     to_everyone,
 )
+from laconic.evaluations import EVALUATIONS
 from laconic.methods import Solver, Synchronous, vardrop
-from laconic.methods.lockstep import Moments
+from laconic.methods.synchronous import Moments
 from laconic.models import num_parameters, resnet18
 from laconic.models.variational import Noise, kl, noise_of, variational
 from laconic.testing import small_federation, small_task
@@ -57,9 +63,9 @@ def _task() -> Task:
 
 
 def _bound(task: Task | None = None, *, solver: Solver | None = None, **settings: Any) -> Synchronous:
-    method = vardrop(solver=solver or _solver(), **settings)
+    method = inside(vardrop(solver=solver or _solver(), **settings).bind(task or _task()))
     assert isinstance(method, Synchronous)
-    return method.bind(task or _task())
+    return method
 
 
 def _part(count: int, seed: int = 0) -> Part:
@@ -102,8 +108,9 @@ def test_one_device_is_centralised_training(share_alpha: bool) -> None:
         kl_scale=2.0,
         solver=_solver(lr=lr),
     )
-    schedule = Schedule(rounds=rounds, cohort=1, workers=0, eval_every=rounds)
-    run = Simulation(method, _task(), federation, Link(FLOAT32, FLOAT32), schedule, seed=0)
+    schedule = Schedule(rounds=rounds, cohort=1, eval_every=rounds)
+    link = Link(FLOAT32, FLOAT32)
+    run = Simulation(method, _task(), federation, link, schedule, seed=0, workers=0, evaluations=EVALUATIONS)
     agreement = run.agreement
     first = {name: leaf.clone() for name, leaf in subtree("held/w", run.state.server).items()}
     for _ in run:
@@ -221,16 +228,21 @@ def test_a_diverged_device_is_refused_by_the_first_leaf_that_differs() -> None:
 
 
 def test_a_diverged_device_costs_its_own_reply() -> None:
-    class Odd(Synchronous):
-        def client_update(self, received: Tree, *args: Any) -> Any:
-            client = args[2]
+    method = vardrop(solver=_solver(), check_every=2)
+
+    def bind(task: Task, population: Population = ALONE) -> Bound:
+        bound = method.bind(task, population)
+
+        def astray(received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
             if client.id == 1 and client.round == 3:
                 received = {**received, "w/0.bias": received["w/0.bias"] + 1}
-            return Synchronous.client_update(self, received, *args)
+            return bound.client_update(received, personal, data, client, key)
 
-    method = Odd(solver=_solver(), check_every=2)
-    schedule = Schedule(rounds=4, cohort=3, workers=0, eval_every=9)
-    run = Simulation(method, _task(), small_federation(clients=3), Link(FLOAT32, FLOAT32), schedule, seed=0)
+        return replace(bound, client_update=astray)
+
+    schedule = Schedule(rounds=4, cohort=3, eval_every=9)
+    wrong, three, link = replace(method, bind=bind), small_federation(clients=3), Link(FLOAT32, FLOAT32)
+    run = Simulation(wrong, _task(), three, link, schedule, seed=0, workers=0, evaluations=EVALUATIONS)
     found = {r["round"]: [(x["client"], x["reason"]) for x in r.get("rejections", [])] for r in run}
     assert found == {1: [], 2: [], 3: [(1, "diverged")], 4: []}
 
@@ -287,7 +299,7 @@ def test_steps_on_few_and_on_all_weights_agree(monkeypatch: pytest.MonkeyPatch) 
     sent = _with_masks(method, held, _some(method, 0.5))
     made = []
     for limit in (0.0, 1.0):
-        monkeypatch.setattr("laconic.methods.lockstep._DENSE", limit)
+        monkeypatch.setattr("laconic.methods.synchronous._DENSE", limit)
         made.append(method.absorb(held, sent))
     for name in made[0]:
         torch.testing.assert_close(made[0][name], made[1][name], rtol=1e-6, atol=0)
@@ -371,9 +383,9 @@ def test_the_kl_is_weighed_by_the_size_that_is_asked_for() -> None:
 
 
 def test_the_warm_up_leaves_the_prior_out_at_first() -> None:
-    method = vardrop(kl_start=2, kl_full=4, kl_scale=3).posterior
-    assert [method.kl_weight(epoch, 6) for epoch in (0, 1.9, 2, 3, 4, 9)] == pytest.approx([0, 0, 0, 0.25, 0.5, 0.5])
-    assert [vardrop(kl_start=2, kl_full=2).posterior.kl_weight(e, 1) for e in (1, 2)] == [0, 1]
+    posterior = _bound(kl_start=2, kl_full=4, kl_scale=3).posterior
+    assert [posterior.kl_weight(epoch, 6) for epoch in (0, 1.9, 2, 3, 4, 9)] == pytest.approx([0, 0, 0, 0.25, 0.5, 0.5])
+    assert [_bound(kl_start=2, kl_full=2).posterior.kl_weight(e, 1) for e in (1, 2)] == [0, 1]
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -460,7 +472,7 @@ def test_the_dense_volumes_of_table_2() -> None:
         ({"kl_start": 3.0, "kl_full": 2.0}, "got 3.0 and 2.0"),
         ({"kl_start": -1.0}, "0 ≤ kl_start ≤ kl_full"),
         ({"kl_scale": -1.0}, "kl_scale must be finite"),
-        ({"kl_size": "global"}, "kl_size must be 'local' or 'federation'"),
+        ({"kl_size": "global"}, "vardrop: kl_size: should be 'local' or 'federation', got 'global'."),
         ({"sigma_lr": 0.0}, "sigma_lr must be"),
         ({"first_log_sigma2": 1.0}, "first_log_sigma2 must lie in"),
         ({"vote": 1.0}, "vote is a share of devices"),
@@ -479,7 +491,7 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any], said: str) 
 
 
 def test_a_cohort_of_some_is_refused() -> None:
-    schedule = Schedule(rounds=1, cohort=2, workers=0)
+    schedule = Schedule(rounds=1, cohort=2)
     with pytest.raises(ConfigError, match=r"set run\.cohort to 3"):
         Simulation(vardrop(), _task(), small_federation(clients=3), Link(FLOAT32, FLOAT32), schedule, seed=0)
 

@@ -7,7 +7,7 @@
 | ḡ = (1/N) Σ_i g_i, on the union U of the M_i | what the server sends back; a device that masks a value counts as 0 |
 
 Every device holds the same θ and the same moments of Adam, and takes the same step with the same ḡ, so that nothing
-but gradients ever travels (the first weights come from the run's key). That tree is what clients *hold* (`Lockstep`):
+but gradients ever travels (the first weights come from the run's key). That tree is what clients *hold* (`Replica`):
 the engine keeps it once, and what goes down is ḡ, coded with the last union as side information. The server has no
 replica of its own: it learns what devices hold from the broadcast that they answered, so a lossy way down moves all in
 the same way. Every `check_every` steps the devices send checksums of θ, leaf by leaf: one that has diverged is refused
@@ -25,29 +25,31 @@ Du et al., "Efficient federated learning via variational dropout", 2018.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from laconic.core import (
-    Artifact,
+    ALONE,
+    UNBOUND,
+    Bound,
     ClientData,
     ClientInfo,
     ConfigError,
     Key,
     Leaf,
     PayloadError,
+    Population,
     Predictor,
+    Replica,
     Reply,
     Spec,
     Task,
     Tree,
     Update,
-    bound_task,
     leaf_bytes,
     prefixed,
     read_state,
@@ -56,12 +58,10 @@ from laconic.core import (
 from laconic.methods.em import predictor
 from laconic.methods.solvers import Solver
 from laconic.methods.variational import (
-    PUBLISHED,
+    Dropout,
     Fold,
-    Form,
     Posterior,
     prior_gradient,
-    pruned_to,
     put,
     refuse_weight_decay,
 )
@@ -92,26 +92,22 @@ class Moments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Synchronous:
+class Synchronous(Dropout):
     """Variational dropout as published: one mini-batch per device and round, all devices.
 
     The learning rate falls linearly to 0 over `decay_rounds` where that is given. A weight predicts if more than the
     share `vote` of devices keeps it: 0 is the union, which is what travels.
     """
 
-    name: str = "vardrop"
-    posterior: Posterior = PUBLISHED
-    solver: Solver = Solver(optimizer="adam", lr=1e-3, local_steps=1, batch_size=128)
-    decay_rounds: int | None = None
-    ghost_updates: bool = False
-    vote: float = 0.0
-    check_every: int = 100
-    bound: Task | None = None
+    posterior: Posterior
+    solver: Solver
+    decay_rounds: int | None
+    ghost_updates: bool
+    vote: float
+    check_every: int
+    task: Task = UNBOUND
 
-    stateful = True
-    per_client = False
-    preferred_link = ("mask", "mask")
-    lockstep = True
+    link = ("mask", "mask")
 
     def __post_init__(self) -> None:
         refuse_weight_decay(self.solver)
@@ -126,21 +122,17 @@ class Synchronous:
         if self.check_every < 1:
             raise ConfigError(f"check_every must be at least 1, got {self.check_every}.")
 
-    @property
-    def task(self) -> Task:
-        """The task that `bind` gave."""
-        return bound_task(self.bound, self.name)
-
-    def bind(self, task: Task) -> Synchronous:
-        """The same method for a task; layers without a variational form are refused here."""
-        bound = replace(self, bound=task)
-        _ = bound.form
-        return bound
-
-    @cached_property
-    def form(self) -> Form:
-        """The task's model in its variational form."""
-        return Form.of(self.task, self.posterior)
+    def bind(self, task: Task, population: Population = ALONE) -> Bound:
+        """The method for a task; layers without a variational form are refused here."""
+        if task.private:
+            raise ConfigError(
+                "vardrop with local_steps = 1 sends gradients for replicas of one model, so no leaf of it can stay "
+                "private; set local_steps to more than 1."
+            )
+        synchronous = replace(self, task=task)
+        _ = synchronous.form
+        replica = Replica(synchronous.first_held, synchronous.step_spec, synchronous.absorb, synchronous.verify)
+        return Bound.of(synchronous, personal=True, own_model=True, replica=replica)
 
     @property
     def _adam(self) -> bool:
@@ -155,8 +147,7 @@ class Synchronous:
 
     def init(self, key: Key) -> Tree:
         """What devices hold at first, and a step that is none."""
-        form = self.form
-        weights = {**self.task.init(key), **(form.first_sigmas() if self.posterior.share_alpha else {})}
+        form, weights = self.form, self._first(key)
         zeros = {name: torch.zeros_like(weights[name]) for name in (form.trained if self._adam else ())}
         held = self._held(weights, zeros, zeros, form.whole_masks(), torch.zeros(2, dtype=torch.int64))
         nothing = {weight: torch.zeros(size, dtype=torch.bool) for weight, size in form.sizes.items()}
@@ -259,14 +250,12 @@ class Synchronous:
         form, task = self.form, self.task
         step, examples = received[_STEP].tolist()
         weights = subtree("w", received)
-        sigmas = (
-            {name: weights[name] for name in form.sigmas} if self.posterior.share_alpha else subtree("own", personal)
-        )
+        sigmas = self._sigmas(weights, personal)
         module = form.task.load({**weights, **sigmas}).train()
         batch = _stream(len(data.train), self.solver.batch_size, step, Key(bytes(personal["#seed"].tolist())))
         x, y = data.train.take(data.train.index[batch])
         form.noise.generator = key.fold_in("noise").torch(task.device)
-        loss = task.loss(module(x.to(task.device)), y.to(task.device))
+        loss = task.loss(task.forward(module, x.to(task.device)), y.to(task.device))
         form.noise.generator = None
         own = {name: p for name, p in module.named_parameters() if p.requires_grad}
         slopes = torch.autograd.grad(loss, list(own.values()), allow_unused=True, materialize_grads=True)
@@ -350,28 +339,14 @@ class Synchronous:
                     "diverged", f"after step {step} the device's replica differs from the others', first in {name!r}"
                 )
 
-    def _state(self, server: Tree) -> Tree:
-        weights = subtree("w", self.absorb(subtree("held", server), subtree("sent", server)))
-        return pruned_to({name: weights[name] for name in self.task.spec}, subtree("kept", server))
-
-    def global_model(self, server: Tree) -> Predictor:
-        """θ where enough devices keep it, 0 elsewhere."""
-        return predictor(self.task, self._state(server))
-
-    def artifact(self, server: Tree) -> Artifact:
-        """The pruned weights."""
-        return Artifact("weights", self._state(server))
+    def _weights(self, server: Tree) -> Tree:
+        return subtree("w", self.absorb(subtree("held", server), subtree("sent", server)))
 
     def local_model(self, received: Tree, personal: Tree) -> Predictor:
         """θ where this device's own mask keeps it."""
         weights = subtree("w", received)
-        sigmas = weights if self.posterior.share_alpha else subtree("own", personal)
-        state = {name: weights[name] for name in self.task.spec}
-        return predictor(self.task, pruned_to(state, self.form.masks(weights, sigmas)))
-
-    def metrics(self, server: Tree) -> Mapping[str, float]:
-        """The share of weights that are not 0."""
-        return self.form.sparsity(subtree("kept", server))
+        masks = self.form.masks(weights, self._sigmas(weights, personal))
+        return predictor(self.task, self._pruned(weights, masks))
 
     def paper_bytes(self, received: Tree, message: Tree) -> int:
         """Four bytes per value, both ways; bits are not counted. In the first round: the weights, and a gradient."""
