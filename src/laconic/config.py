@@ -6,7 +6,7 @@ Every section is checked against the function that it is for, so that a file acc
     [data]    source = "digits" and its settings             laconic.data.sources, or "module.path:function"
     [model]   name = "mlp" and its settings, init, loss …    laconic.models.models, or "module.path:Name"
     [method]  name = "fedavg" and its settings               laconic.methods.methods, or "module.path:function"
-    [link]    up, down                                       laconic.codecs.parse; else what the method is made for
+    [link]    up, down, down_memory, memory                  laconic.codecs.parse; else what the method is made for
 
     [newcomer]  enabled, rounds, fraction, train, test …     a client that joins later, with rotated images
     [sweep]     section.key = [values to try]                many runs in one file, for laconic compare
@@ -21,7 +21,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from laconic.codecs import parse
 from laconic.core import (
@@ -31,9 +31,12 @@ from laconic.core import (
     checked_settings,
     did_you_mean,
     find_object,
+    num_bytes,
+    one_of,
     resolved_settings,
 )
 from laconic.data import Federation, sources, with_rotated_client, with_validation
+from laconic.engine import DownMemory
 from laconic.experiment import MOVED, Deployment, Experiment, RunSettings, experiment
 from laconic.methods import methods
 from laconic.models import models
@@ -46,8 +49,17 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _link(*, up: str | list[str] | None = None, down: str | list[str] | None = None) -> dict[str, str | None]:
-    return {way: None if text is None else parse(text).text for way, text in (("up", up), ("down", down))}
+def _link(
+    *,
+    up: str | list[str] | None = None,
+    down: str | list[str] | None = None,
+    down_memory: DownMemory = "auto",
+    memory: str | int = "1 GiB",
+) -> dict[str, Any]:
+    codecs = {way: None if text is None else parse(text).text for way, text in (("up", up), ("down", down))}
+    one_of("link.down_memory", down_memory, get_args(DownMemory))
+    num_bytes(memory, what="link.memory")
+    return {**codecs, "down_memory": down_memory, "memory": memory}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,8 +242,7 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]], *, place: Place | No
         facts={"model": model_name, "data": source},
         deployment=deployment,
         run=run,
-        up=link["up"],
-        down=link["down"],
+        **link,
         **extras,
     )
 
@@ -240,7 +251,7 @@ def resolved(table: Mapping[str, Mapping[str, Any]]) -> Table:
     """The whole configuration with all defaults, as a run's config.toml has it. No data are read for that.
 
     >>> resolved(sections({"method": {"name": "fedpm"}}, where="here"))["link"]
-    {'up': 'mask', 'down': 'mask'}
+    {'up': 'mask', 'down': 'mask', 'down_memory': 'auto', 'memory': '1 GiB'}
     """
     run = resolved_settings(RunSettings, table["run"])
     data, model, method = dict(table["data"]), dict(table["model"]), dict(table["method"])
@@ -260,7 +271,10 @@ def resolved(table: Mapping[str, Mapping[str, Any]]) -> Table:
         "data": {"source": source, **data},
         "model": {"name": architecture, **model, **extras},
         "method": {"name": name, **resolved_settings(methods[name], method)},
-        "link": {way: given[way] or parse(usual).text for way, usual in zip(("up", "down"), preferred, strict=True)},
+        "link": {
+            **given,
+            **{way: given[way] or parse(usual).text for way, usual in zip(("up", "down"), preferred, strict=True)},
+        },
     }
     if table.get("newcomer", {}).get("enabled"):
         config["newcomer"] = resolved_settings(_Newcomer, table["newcomer"])

@@ -27,10 +27,11 @@ from laconic.core import (
     accuracy,
     checked_value,
     did_you_mean,
+    num_bytes,
     tree_sha256,
 )
 from laconic.data import Federation, digits, with_validation
-from laconic.engine import Clients, Link, Observer, Record, Run, RunDirectory, Schedule, Simulation, execute
+from laconic.engine import Clients, DownMemory, Link, Observer, Record, Run, RunDirectory, Schedule, Simulation, execute
 from laconic.evaluations import EVALUATIONS, Global, evaluation_of
 from laconic.methods import fedavg, methods
 from laconic.models import initialize, load_state, models, named_scheme, user_model
@@ -255,6 +256,8 @@ def experiment(
     method: Method | str = "fedavg",
     up: CodecText | Codec | None = None,
     down: CodecText | Codec | None = None,
+    down_memory: DownMemory = "auto",
+    memory: int | str = "1 GiB",
     loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
     init: Mapping[str, Tensor] | Path | str | None = None,
@@ -283,7 +286,12 @@ def experiment(
         chosen,
         task,
         data,
-        Link(_codec(usual_up if up is None else up), _codec(usual_down if down is None else down)),
+        Link(
+            _codec(usual_up if up is None else up),
+            _codec(usual_down if down is None else down),
+            down_memory=down_memory,
+            memory=num_bytes(memory, what="link.memory"),
+        ),
         run.schedule,
         seed=run.seed,
         evaluations=measured,
@@ -299,7 +307,12 @@ def experiment(
             "data": {"source": repr(data)},
             "model": {"name": named},
             "method": {"name": chosen.name, **chosen.settings},
-            "link": {"up": simulation.agreement.link.up.text, "down": simulation.agreement.link.down.text},
+            "link": {
+                "up": simulation.agreement.link.up.text,
+                "down": simulation.agreement.link.down.text,
+                "down_memory": down_memory,
+                "memory": memory,
+            },
         }
         if hashed:
             # Objects have no settings that could be compared when the run is resumed, so their contents are.
@@ -319,6 +332,8 @@ def fit(
     method: Method | str = "fedavg",
     up: CodecText | Codec | None = None,
     down: CodecText | Codec | None = None,
+    down_memory: DownMemory = "auto",
+    memory: int | str = "1 GiB",
     loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
     init: Mapping[str, Tensor] | Path | str | None = None,
@@ -332,7 +347,8 @@ def fit(
 
     All of `RunSettings` may be given too: `rounds`, `cohort`, `seed`, `eval_every`, `evaluations`, `workers` and so on.
     With `out`, the run leaves its files in `out/name` and can be resumed. `up` and `down` are float32 unless given, or
-    what the method is made for (`mask` for `fedpm`).
+    what the method is made for (`mask` for `fedpm`). Where `down` sends changes, the server remembers what clients
+    hold: one tree for all of them or one for each (`down_memory`), in no more than `memory` bytes.
 
     >>> import laconic as lc
     >>> run = lc.fit(method=lc.fedprox(mu=0.01), data=lc.data.digits(clients=10), rounds=2, cohort=5, workers=0)
@@ -345,6 +361,8 @@ def fit(
         method=method,
         up=up,
         down=down,
+        down_memory=down_memory,
+        memory=memory,
         loss=loss,
         metrics=metrics,
         init=init,

@@ -508,7 +508,8 @@ def _parts(state: State) -> dict[str, Any]:
         "codec state": dict(state.codec),
         "ledger": state.ledger.as_dict(),
         "local evaluation": {client: asdict(score) for client, score in state.local.items()},
-        "broadcast": state.downlink and tree_sha256(state.downlink.known),
+        "broadcast": state.downlink and tree_sha256(state.downlink.held),
+        "what clients hold": state.memories and dict(state.memories.store),
     }
 
 

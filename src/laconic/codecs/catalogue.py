@@ -28,6 +28,7 @@ _ROUNDED = Traits(dense=True, keeps_weights=True)
 _MEAN = Traits(unbiased=True)
 _WEIGHTS = Traits(unbiased=True, keeps_weights=True)
 _CHANGES = Traits()
+_VOTES = Traits(literal=True)
 
 
 def _entry(recipe: Callable[P, Pipeline]) -> Callable[P, Pipeline]:
@@ -85,7 +86,7 @@ def signsgd_mv(*, step: float = 1e-3) -> Pipeline:
     """Signs × `step`, 1 bit: as both links, a majority vote that moves clients by ±`step` (Bernstein et al., 2019)."""
     if not 2**-100 <= step <= 2**100:
         raise ConfigError(f"signsgd_mv: step must be positive, got {step}.")
-    return _codec(Sign("unit", step))
+    return _codec(Sign("unit", step), traits=_VOTES)
 
 
 @_entry

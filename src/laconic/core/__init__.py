@@ -18,6 +18,7 @@ from laconic.core.method import (
     Bound,
     Goal,
     Json,
+    Memory,
     Method,
     Phases,
     Predictor,
@@ -26,6 +27,8 @@ from laconic.core.method import (
     Update,
     dense_bytes,
     on_messages,
+    replaced,
+    same_leaves,
 )
 from laconic.core.objects import find_object
 from laconic.core.population import ALONE, Newcomer, Population, sample_cohort
@@ -41,6 +44,7 @@ from laconic.core.registry import (
     plain_settings,
     resolved_settings,
 )
+from laconic.core.sizes import num_bytes
 from laconic.core.task import UNBOUND, Loss, Metric, Precision, Side, Task, accuracy, read_state, write_state
 from laconic.core.traits import Traits, traits_of
 from laconic.core.tree import (
@@ -77,6 +81,7 @@ __all__ = [
     "LaconicError",
     "Leaf",
     "Loss",
+    "Memory",
     "Method",
     "Metric",
     "Newcomer",
@@ -115,6 +120,7 @@ __all__ = [
     "isolated",
     "leaf_bytes",
     "map_tree",
+    "num_bytes",
     "num_values",
     "on_messages",
     "not_negative",
@@ -123,8 +129,10 @@ __all__ = [
     "plain_settings",
     "prefixed",
     "read_state",
+    "replaced",
     "resolve",
     "resolved_settings",
+    "same_leaves",
     "sample_cohort",
     "spec_of",
     "subtree",

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
 from torch import nn
 
 from laconic.core.data import ClientData, ClientInfo
@@ -131,6 +132,41 @@ class Replica(NamedTuple):
     """(reply): raises `PayloadError` where a client does not hold what it should."""
 
 
+def same_leaves(held: Tree, spec: Spec, exact: Tree) -> Tree:
+    """Of a broadcast's floating-point leaves what is held under the same name; zeros of those that are new."""
+    base: Tree = {}
+    for name, leaf in spec.items():
+        if leaf.dtype.is_floating_point and not leaf.exact:
+            fits = name in held and tuple(held[name].shape) == leaf.shape
+            base[name] = held[name] if fits else torch.zeros(leaf.shape, dtype=leaf.dtype)
+    return base
+
+
+def replaced(held: Tree, received: Tree) -> Tree:
+    """What is held, with what was received in place of what it had been."""
+    return {**held, **received}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How a broadcast builds on what a client holds of those before it: on the way down its floating-point leaves
+    travel as changes from there.
+
+    Unless a method says otherwise, leaves have the same names and shapes in every round. The leaves that pass exactly
+    (which groups are alive, which part of the model this is) come first, and may decide what the others are. After a
+    merge, the part of the same broadcast is what was received.
+    """
+
+    first: Callable[[Tree], Tree] | None = None
+    """(server's first state): what everybody holds before the first contact, from the run's key alone; the first
+    broadcast, unless said otherwise."""
+    part: Callable[[Tree, Spec, Tree], Tree] = same_leaves
+    """(held, spec, exact): where the floating-point leaves of a broadcast begin, for a client that holds this. Lengths
+    in the spec are those of this broadcast; `exact` are its leaves that pass exactly."""
+    merge: Callable[[Tree, Tree], Tree] = replaced
+    """(held, received): what a client holds after a broadcast."""
+
+
 def nothing(key: Key) -> Tree:
     """A client's first personal state where it has none."""
     return {}
@@ -186,6 +222,8 @@ class Bound:
     """What ends a phase, and what comes then."""
     replica: Replica | None = None
     """What a method of synchronous SGD has besides."""
+    memory: Memory = Memory()
+    """How a broadcast builds on what a client holds of those before it."""
     metrics: Callable[[Tree], Mapping[str, float]] = no_metrics
     """(server): what the state says of itself (sparsity and the like), for the records of evaluations."""
     paper_bytes: Callable[[Tree, Tree], int] = dense_bytes

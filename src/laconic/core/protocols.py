@@ -15,18 +15,19 @@ class Shared:
 
     `key` is the same at both ends; `received` is the decoded broadcast (empty on the way down); `exact` names the
     floating-point leaves that must come through as they are; `expected` holds the probability of each bit of some
-    leaves of bits.
+    leaves of bits; `held` is what the receiver held before (empty on the way up).
     """
 
     key: Key
     received: Tree = field(default_factory=dict)
     exact: frozenset[str] = frozenset()
     expected: Tree = field(default_factory=dict)
+    held: Tree = field(default_factory=dict)
 
     @classmethod
-    def of(cls, spec: Spec, key: Key, received: Tree | None = None) -> Shared:
+    def of(cls, spec: Spec, key: Key, received: Tree | None = None, *, held: Tree | None = None) -> Shared:
         """What both ends know about a message of a spec."""
-        return cls(key, received or {}, exact_names(spec), expectations(spec))
+        return cls(key, received or {}, exact_names(spec), expectations(spec), held or {})
 
 
 @runtime_checkable

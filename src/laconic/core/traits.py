@@ -15,7 +15,7 @@ class Traits:
     A codec that declares nothing is made for changes, as all of these are false.
 
     >>> Traits(unbiased=True, keeps_weights=True) & Traits(unbiased=True)
-    Traits(exact=False, unbiased=True, dense=False, keeps_weights=False)
+    Traits(exact=False, unbiased=True, dense=False, keeps_weights=False, conditional=False, literal=False)
     """
 
     exact: bool = False
@@ -26,18 +26,27 @@ class Traits:
     """Every value travels by itself, in floating point: on the way down, whole weights are sent and not changes."""
     keeps_weights: bool = False
     """Weights themselves come through well enough, not only changes of them."""
+    conditional: bool = False
+    """Leaves of integers are written given what the receiver holds of them (`Shared.held`)."""
+    literal: bool = False
+    """What comes back is meant as it is, a vote of ±step: on the way down it is not scaled to the least error."""
 
     def __post_init__(self) -> None:
         if (self.exact and not self.unbiased) or (self.dense and not self.keeps_weights):
             raise ConfigError(f"what is exact is unbiased, and what is dense keeps weights, got {self}.")
 
     def __and__(self, other: Traits) -> Traits:
-        """What is true of both: of one codec after another, or of some leaves by one and the rest by another."""
+        """What is true of both: of one codec after another, or of some leaves by one and the rest by another.
+
+        `conditional` and `literal` are true of the whole where they are of a part.
+        """
         return Traits(
             exact=self.exact and other.exact,
             unbiased=self.unbiased and other.unbiased,
             dense=self.dense and other.dense,
             keeps_weights=self.keeps_weights and other.keeps_weights,
+            conditional=self.conditional or other.conditional,
+            literal=self.literal or other.literal,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ def resolve(spec: Mapping[str, Leaf], exact: Tree) -> Spec:
         length = leaf.length(exact)
         if not 0 <= length <= leaf.size:
             raise PayloadError("length", f"leaf {name!r} would have {length} values, but {leaf.size} is the most")
-        resolved[name] = Leaf((length,), leaf.dtype)
+        resolved[name] = replace(leaf, shape=(length,), length=None)
     return resolved
 
 

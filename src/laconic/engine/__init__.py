@@ -6,6 +6,8 @@ from laconic.engine.ledger import Ledger
 from laconic.engine.record import SCHEMA, Record, Rejection
 from laconic.engine.round import (
     Agreement,
+    DownMemory,
+    Held,
     Link,
     LocalUpdate,
     Score,
@@ -30,8 +32,10 @@ __all__ = [
     "Clients",
     "ClientStore",
     "DiskStore",
+    "DownMemory",
     "Each",
     "Evaluation",
+    "Held",
     "Ledger",
     "Link",
     "Metrics",

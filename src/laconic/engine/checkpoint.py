@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from laconic.core import RunError, Tree, prefixed, subtree
-from laconic.engine.downlink import Downlink
+from laconic.engine.downlink import Contact, Downlink, Memories
 from laconic.engine.files import cannot_write, remove_temporaries, write_atomically
 from laconic.engine.ledger import Ledger
 from laconic.engine.round import Score
@@ -53,9 +53,12 @@ class Checkpoints:
             "notes": dict(notes),
         }
         if state.downlink is not None:
-            body["leaves"]["known"] = list(state.downlink.known)
+            body["leaves"]["held"] = list(state.downlink.held)
             down = state.downlink
             body["downlink"] = {"sent": down.sent, "seen": sorted(down.seen.items()), "from_key": down.from_key}
+        if state.memories is not None:
+            contacts = [[client, *contact] for client, contact in state.memories.contacts.items()]
+            body["memories"] = {"budget": state.memories.budget, "contacts": contacts}
         # States on disk are durable before the manifest that means them.
         on_disk = {kind: store for kind, store in _stores(state) if isinstance(store, DiskStore)}
         if on_disk:
@@ -120,11 +123,14 @@ class Checkpoints:
         )
         if "downlink" in body:
             state.downlink = Downlink(
-                {name: tree[f"known/{name}"] for name in body["leaves"]["known"]},
+                {name: tree[f"held/{name}"] for name in body["leaves"]["held"]},
                 body["downlink"]["sent"],
                 dict(body["downlink"]["seen"]),
                 body["downlink"]["from_key"],
             )
+        if "memories" in body:
+            contacts = {client: Contact(*contact) for client, *contact in body["memories"]["contacts"]}
+            state.memories = Memories(body["memories"]["budget"], self._store("memory", body, tree), contacts)
         return state, body["notes"]
 
     def _store(self, kind: str, body: Mapping[str, Any], tree: Tree) -> Store:
@@ -170,7 +176,7 @@ class Checkpoints:
 def _tensors(state: State) -> Tree:
     tree = prefixed("server", state.server)
     if state.downlink is not None:
-        tree |= prefixed("known", {name: leaf.contiguous() for name, leaf in state.downlink.known.items()})
+        tree |= prefixed("held", {name: leaf.contiguous() for name, leaf in state.downlink.held.items()})
     for kind, store in _stores(state):
         if isinstance(store, DiskStore):
             continue
@@ -179,8 +185,9 @@ def _tensors(state: State) -> Tree:
     return tree
 
 
-def _stores(state: State) -> tuple[tuple[str, Store], ...]:
-    return ("personal", state.personal), ("codec", state.codec)
+def _stores(state: State) -> list[tuple[str, Store]]:
+    stores = [("personal", state.personal), ("codec", state.codec)]
+    return stores if state.memories is None else [*stores, ("memory", state.memories.store)]
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

@@ -40,7 +40,7 @@ class Record(Mapping[str, Any]):
     """
 
     round: int
-    traffic: Mapping[str, int]
+    traffic: Mapping[str, float]
     """Who took part (`cohort`, `replies`, `rejected`), bytes of frames, and what only a carrier counts."""
     clients: Mapping[str, float] = field(default_factory=dict)
     """What the accepted clients said of their training, averaged."""

@@ -17,13 +17,14 @@ import hashlib
 import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from laconic.codecs import parse
-from laconic.codecs.feedback import ErrorFeedback
+from laconic.codecs.feedback import ErrorFeedback, LeastSquares
 from laconic.codecs.wire import BROADCAST, Direction, Header, seal, unseal
 from laconic.core import (
     Bound,
@@ -35,6 +36,7 @@ from laconic.core import (
     Key,
     Part,
     PayloadError,
+    Population,
     Predictor,
     Reply,
     Shared,
@@ -43,7 +45,8 @@ from laconic.core import (
     Tree,
     describe,
     isolated,
-    map_tree,
+    one_of,
+    resolve,
     spec_of,
     traits_of,
 )
@@ -57,19 +60,38 @@ SNAPSHOT = parse("float32")
 """The codec of full snapshots: a tree as it is."""
 
 
+DownMemory = Literal["auto", "shared", "client"]
+"""Whether the server remembers one tree for all clients, or one for each."""
+
+
 @dataclass(frozen=True)
 class Link:
-    """The pair of codecs."""
+    """The pair of codecs, and what the server remembers of the way down.
+
+    `down_memory` is `"shared"` (one tree for all, one encoding), `"client"` (a tree for each), or `"auto"`: shared
+    where all clients take part in every round. `memory` is how many bytes the trees of clients may take.
+    """
 
     up: Codec
     down: Codec
+    _: KW_ONLY
+    down_memory: DownMemory = "auto"
+    memory: int = 2**30
 
     def __post_init__(self) -> None:
+        one_of("link.down_memory", self.down_memory, get_args(DownMemory))
         if isinstance(self.down, ErrorFeedback):
             raise ConfigError(
                 f"link.down = {self.down.text!r}: what is lost on the way down is sent later anyway; "
                 f"write {self.down.codec.text!r}."
             )
+
+
+class Held(NamedTuple):
+    """What a client has after a broadcast: what its local update gets, and what it keeps for the next."""
+
+    received: Tree
+    held: Tree
 
 
 @dataclass(frozen=True)
@@ -102,54 +124,102 @@ class Agreement:
         return hashlib.blake2b(canonical_json(agreed).encode(), digest_size=8).digest()
 
     @cached_property
-    def sends_changes(self) -> bool:
-        """Whether the way down carries changes (see `engine.downlink`) or the broadcast as it is.
+    def remembers(self) -> bool:
+        """Whether a broadcast is sent as a change from what the client holds (see `engine.downlink`), or as it is.
 
-        Changes need a broadcast that all clients share and whose leaves keep their shapes. The steps of synchronous SGD
-        are changes of their own kind, and sent as they are.
+        The steps of synchronous SGD are changes of their own kind, and sent as they are.
         """
-        if traits_of(self.link.down).dense or self.method.per_client or self.method.replica is not None:
+        if self.method.replica is not None:
             return False
-        spec = self.method.broadcast_spec(EVERYONE, self.round_key(0))
-        return all(leaf.dtype.is_floating_point and leaf.length is None for leaf in spec.values())
+        traits = traits_of(self.link.down)
+        leaves = self.method.broadcast_spec(EVERYONE, self.round_key(0)).values()
+        if any(leaf.dtype.is_floating_point and not leaf.exact for leaf in leaves) and not traits.dense:
+            return True
+        return traits.conditional and any(not leaf.dtype.is_floating_point for leaf in leaves)
 
     @cached_property
-    def builds_on_known(self) -> bool:
+    def builds_on_held(self) -> bool:
         """Whether a broadcast can only be read by whoever holds what came before it."""
-        return self.sends_changes or self.method.replica is not None
+        return self.remembers or self.method.replica is not None
 
-    def check_downlink(self) -> None:
-        """Refuse a codec that is made for changes where only whole weights can be sent; bits and counts pass any."""
-        if self.builds_on_known or traits_of(self.link.down).keeps_weights:
-            return
-        if any(
-            leaf.dtype.is_floating_point for leaf in self.method.broadcast_spec(EVERYONE, self.round_key(0)).values()
-        ):
+    @cached_property
+    def down(self) -> Codec:
+        """The codec of frames down: changes are scaled to the least squared error."""
+        traits = traits_of(self.link.down)
+        scaled = self.remembers and not (traits.exact or traits.literal)
+        return LeastSquares(self.link.down) if scaled else self.link.down
+
+    def memory_for(self, population: Population) -> Literal["shared", "client"] | None:
+        """What the server remembers of the way down: one tree for all, one for each client, or none."""
+        asked, apart = self.link.down_memory, self.method.per_client
+        if not self.builds_on_held:
+            return None
+        if self.method.replica is not None:
+            if asked == "client":
+                raise ConfigError(
+                    f"link.down_memory = 'client': clients of {self.name} hold replicas of one tree; "
+                    "write 'shared', or leave it out."
+                )
+            return "shared"
+        if asked == "shared" and apart:
             raise ConfigError(
-                f"link.down = {self.link.down.text!r} is made for changes, but {self.name} sends weights of "
-                "varying shape; use float32, float16, bfloat16, int8 or eden on the way down."
+                f"link.down_memory = 'shared': {self.name} sends each client a broadcast of its own; "
+                "write 'client', or leave it out."
             )
+        if asked != "auto":
+            return asked
+        everyone = population.cohort == population.clients and population.newcomer is None
+        return "shared" if everyone and not apart else "client"
 
-    def first_known(self) -> Tree:
-        """What everybody knows before the first round: the initial broadcast, from the run's key."""
+    def first_held(self) -> Tree:
+        """What everybody holds before the first contact: it follows from the run's key.
+
+        First weights that were given are nobody's before they are sent: there, zeros are held.
+        """
         server = self.method.init(self.key.fold_in("init"))
         if self.method.replica is not None:
             return self.method.replica.first(server)
-        return self.method.broadcast(server, EVERYONE, self.round_key(0))
+        first = self.method.memory.first
+        held = self.method.broadcast(server, EVERYONE, self.round_key(0)) if first is None else first(server)
+        if self.method.task.initial is None or not self.remembers:
+            return held
+        return {n: torch.zeros_like(leaf) if leaf.is_floating_point() else leaf for n, leaf in held.items()}
 
-    def broadcast_spec(self, client: ClientInfo, known: Tree | None) -> Spec:
-        """What a client that holds `known` knows about the broadcast of a round beforehand."""
-        if self.method.replica is not None and known is not None:
-            return self.method.replica.step_spec(known)
+    def broadcast(self, server: Tree, client: ClientInfo) -> Tree:
+        """What the server means to send, before any codec."""
+        return self.method.broadcast(server, client, self.round_key(client.round))
+
+    def broadcast_spec(self, client: ClientInfo, held: Tree | None) -> Spec:
+        """What a client that holds this knows about the broadcast of a round beforehand."""
+        if self.method.replica is not None and held is not None:
+            return self.method.replica.step_spec(held)
         return self.method.broadcast_spec(client, self.round_key(client.round))
 
-    def received(self, decoded: Tree, known: Tree | None) -> Tree:
-        """What a client that held `known` has after a broadcast."""
-        if known is None:
-            return decoded
+    def base(self, tree: Tree, spec: Spec, held: Tree | None) -> Tree:
+        """Where the quantised leaves of a broadcast begin, for a client that holds this: nothing, if at zero."""
+        if held is None or not self.remembers:
+            return {}
+        exact = {name: tree[name] for name, leaf in spec.items() if leaf.exact or not leaf.dtype.is_floating_point}
+        return self.method.memory.part(held, resolve(spec, exact), exact)
+
+    def taken_in(self, decoded: Tree, spec: Spec, held: Tree | None) -> Held:
+        """What a client that held this has after a broadcast."""
+        if held is None:
+            return Held(decoded, decoded)
         if self.method.replica is not None:
-            return self.method.replica.absorb(known, decoded)
-        return map_tree(torch.add, decoded, known)  # in the order of the spec
+            after = self.method.replica.absorb(held, decoded)
+            return Held(after, after)
+        base = self.base(decoded, spec, held)
+        received = {name: leaf + base[name] if name in base else leaf for name, leaf in decoded.items()}
+        return Held(received, self.method.memory.merge(held, received))
+
+    def received_of(self, tree: Tree, client: ClientInfo, held: Tree) -> Tree:
+        """What a client received of a broadcast, from what it holds afterwards."""
+        if self.method.replica is not None:
+            return held
+        spec = self.broadcast_spec(client, held)
+        found = self.base(tree, spec, held) if self.remembers else held
+        return {name: found.get(name, tree[name]) for name in spec}
 
     def round_key(self, round: int) -> Key:
         """What all parties of a round share."""
@@ -238,34 +308,37 @@ def _opened(
 # --- the server's first half -----------------------------------------------------------------------------------------
 
 
-def send(agreement: Agreement, server: Tree, client: ClientInfo, known: Tree | None = None) -> tuple[bytes, Tree]:
-    """The frame that goes down, and the tree that whoever gets it will have: lossy codecs change it.
+def send(agreement: Agreement, tree: Tree, client: ClientInfo, held: Tree | None = None) -> tuple[bytes, Held]:
+    """The frame of a broadcast, and what whoever gets it has then: lossy codecs change it.
 
-    With `known`, the frame holds the change from it.
+    `held` is what that client holds, where frames build on that.
     """
-    key = agreement.round_key(client.round)
-    codec = agreement.link.down
-    spec = agreement.broadcast_spec(client, known)
-    shared = Shared.of(spec, key.fold_in("down", client.id))
-    tree = _in_order(agreement.method.broadcast(server, client, key), spec)
-    if known is not None and agreement.method.replica is None:
-        tree = map_tree(torch.sub, tree, known)
-    payload, _ = codec.encode(tree, shared, {})
-    frame = _sealed(agreement, Direction.DOWN, client, payload)
-    return frame, agreement.received(codec.decode(payload, spec, shared), known)
+    spec = agreement.broadcast_spec(client, held)
+    tree = _in_order(tree, spec)
+    base = agreement.base(tree, spec, held)
+    shared = _shared_down(agreement, spec, client, held)
+    change = {name: leaf - base[name] if name in base else leaf for name, leaf in tree.items()}
+    payload, _ = agreement.down.encode(change, shared, {})
+    decoded = agreement.down.decode(payload, spec, shared)
+    return _sealed(agreement, Direction.DOWN, client, payload), agreement.taken_in(decoded, spec, held)
 
 
-def send_snapshot(agreement: Agreement, held: Tree, client: ClientInfo) -> bytes:
-    """A full snapshot of what clients hold after a broadcast: for one that missed too much, or that evaluates it."""
+def _shared_down(agreement: Agreement, spec: Spec, client: ClientInfo, held: Tree | None) -> Shared:
+    key = agreement.round_key(client.round).fold_in("down", client.id)
+    return Shared.of(spec, key, held=held if agreement.remembers else None)
+
+
+def send_snapshot(agreement: Agreement, received: Tree, client: ClientInfo) -> bytes:
+    """A full snapshot of what clients have of a broadcast: for one that missed too much, or that evaluates it."""
     spec, shared = _snapshot(agreement, client)
-    payload, _ = SNAPSHOT.encode(_in_order(held, spec), shared, {})
+    payload, _ = SNAPSHOT.encode(_in_order(received, spec), shared, {})
     return _sealed(agreement, Direction.DOWN, client, payload, codec=SNAPSHOT)
 
 
 def _snapshot(agreement: Agreement, client: ClientInfo) -> tuple[Spec, Shared]:
     spec = agreement.broadcast_spec(client, None)
     if agreement.method.replica is not None:  # what goes down are steps: they are not what is held
-        spec = spec_of(agreement.first_known())
+        spec = spec_of(agreement.first_held())
     return spec, Shared.of(spec, agreement.round_key(client.round).fold_in("snapshot", client.id))
 
 
@@ -277,21 +350,22 @@ def to_everyone(round: int) -> ClientInfo:
 # --- the client ------------------------------------------------------------------------------------------------------
 
 
-def receive(agreement: Agreement, frame: bytes, client: ClientInfo, known: Tree | None = None) -> Tree:
-    """What a client has after the frame that came down; `known` is what it had, where frames build on that."""
-    key = agreement.round_key(client.round)
-    codec = agreement.link.down
+def receive(agreement: Agreement, frame: bytes, client: ClientInfo, held: Tree | None = None) -> Held:
+    """What a client has after the frame that came down; `held` is what it had, where frames build on that."""
     _, payload = _opened(agreement, Direction.DOWN, client, frame)
-    spec = agreement.broadcast_spec(client, known)
-    shared = Shared.of(spec, key.fold_in("down", client.id))
-    return agreement.received(codec.decode(payload, spec, shared), known)
+    spec = agreement.broadcast_spec(client, held)
+    decoded = agreement.down.decode(payload, spec, _shared_down(agreement, spec, client, held))
+    return agreement.taken_in(decoded, spec, held)
 
 
-def receive_snapshot(agreement: Agreement, frame: bytes, client: ClientInfo) -> Tree:
-    """What a client holds after a broadcast, from a frame of `send_snapshot`."""
+def receive_snapshot(agreement: Agreement, frame: bytes, client: ClientInfo) -> Held:
+    """What a client has after a frame of `send_snapshot`."""
     _, payload = _opened(agreement, Direction.DOWN, client, frame, codec=SNAPSHOT)
     spec, shared = _snapshot(agreement, client)
-    return SNAPSHOT.decode(payload, spec, shared)
+    received = SNAPSHOT.decode(payload, spec, shared)
+    if not agreement.remembers:
+        return Held(received, received)
+    return Held(received, agreement.method.memory.merge(agreement.first_held(), received))
 
 
 def _in_order(tree: Tree, spec: Spec) -> Tree:

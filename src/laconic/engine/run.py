@@ -42,7 +42,7 @@ from laconic.engine.files import cannot_write, remove_temporaries, sync_folder, 
 from laconic.engine.history import frame, plot
 from laconic.engine.record import Record
 from laconic.engine.simulate import Simulation
-from laconic.engine.store import ClientStore, DiskStore, Store, pack
+from laconic.engine.store import ClientStore, DiskStore, Kind, Store, pack
 from laconic.model_file import write_model
 from laconic.models import artifact_of, multiply_adds, num_parameters
 
@@ -323,18 +323,20 @@ def execute(
 
 
 def _place_states(simulation: Simulation, folder: Path | None) -> None:
-    """Let clients' states lie where the run wants them."""
+    """Let clients' states lie where the run wants them, and what they hold of the way down."""
     state = simulation.state
-    for kind in ("personal", "codec"):
-        store: Store = getattr(state, kind)
-        if simulation.store == "disk" and not isinstance(store, DiskStore):
-            moved: Store = DiskStore(None if folder is None else folder / kind)
-        elif simulation.store == "memory" and isinstance(store, DiskStore):
-            moved = ClientStore()
-        else:
-            continue
-        moved.update(store)
-        setattr(state, kind, moved)
+    state.personal = _placed(state.personal, "personal", simulation.store, folder)
+    state.codec = _placed(state.codec, "codec", simulation.store, folder)
+    if state.memories is not None:
+        state.memories.store = _placed(state.memories.store, "memory", simulation.store, folder)
+
+
+def _placed(store: Store, kind: str, where: Kind, folder: Path | None) -> Store:
+    if (where == "disk") == isinstance(store, DiskStore):
+        return store
+    moved = DiskStore(None if folder is None else folder / kind) if where == "disk" else ClientStore()
+    moved.update(store)
+    return moved
 
 
 def _to_the_end(

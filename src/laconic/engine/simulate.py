@@ -32,11 +32,12 @@ from laconic.core import (
     Tree,
     one_of,
 )
-from laconic.engine.downlink import Downlink
+from laconic.engine.downlink import Downlink, Memories
 from laconic.engine.ledger import Ledger
 from laconic.engine.record import Record, Rejection
 from laconic.engine.round import Agreement, Link, Score, open_reply, send, server_round, to_everyone
 from laconic.engine.store import ClientStore, Kind, Store, pack
+from laconic.engine.way_down import ToAll, ToEach, WayDown
 from laconic.engine.workers import LOST, Clients, Done, Failure, Pool, Train, open_pool
 
 BETWEEN_ROUNDS = -1
@@ -54,6 +55,9 @@ class State:
     local: dict[int, Score] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     downlink: Downlink | None = None
+    """What clients hold of the way down, where one tree stands for all."""
+    memories: Memories | None = None
+    """What clients hold of the way down, where each holds a tree of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +125,7 @@ class Simulation:
         self.agreement = Agreement(bound, link, Key.from_seed(seed), method.name, method.settings)
         self.state = State(0, bound.init(self.agreement.key.fold_in("init")))
         # What does not go together is said before any worker starts.
-        self.agreement.check_downlink()
+        memory = self.agreement.memory_for(self.population)
         if bound.replica is not None and schedule.cohort != clients.num_clients:
             raise ConfigError(
                 f"{method.name}: its clients hold replicas of one model, so all of them take part in every round; "
@@ -139,10 +143,16 @@ class Simulation:
                 "set run.validation (to 0.1, say), or goal_on = 'test', as the published code does."
             )
         if not bound.per_client:
-            first = self.agreement.first_known()
+            everyone = to_everyone(0)
+            first = (
+                self.agreement.first_held() if bound.replica else self.agreement.broadcast(self.state.server, everyone)
+            )
             link.up.init_state(bound.message_spec(first))
-            if self.agreement.builds_on_known:
-                self.state.downlink = Downlink(first, from_key=task.initial is None)
+        if memory == "shared":
+            from_key = self.agreement.remembers or task.initial is None
+            self.state.downlink = Downlink(self.agreement.first_held(), from_key=from_key)
+        elif memory == "client":
+            self.state.memories = Memories(link.memory)
 
     @property
     def method(self) -> Bound:
@@ -200,10 +210,20 @@ class Simulation:
         """Give the workers what they predict with: the server's state, and what clients hold of it."""
         pool.share(server=pack(self.state.server))
         if self.method.own_model and not self.method.per_client:
-            # What clients hold is what the way down makes of a broadcast; evaluating costs nothing on the wire.
-            state, down = self.state, self.state.downlink
-            held = send(self.agreement, state.server, to_everyone(state.round))[1] if down is None else down.known
-            pool.share(held=pack(held))
+            pool.share(newest=pack(self._newest()))
+
+    def _newest(self) -> Tree:
+        """What clients have of the newest broadcast, as the way down makes it; evaluating costs nothing on the wire.
+
+        Where each holds a tree of its own there is no such thing: they get the broadcast as it is.
+        """
+        state, everyone = self.state, to_everyone(self.state.round)
+        if self.method.replica is not None and state.downlink is not None:
+            return state.downlink.held
+        tree = self.agreement.broadcast(state.server, everyone)
+        if state.memories is not None:
+            return tree
+        return send(self.agreement, tree, everyone, None if state.downlink is None else state.downlink.held)[1].received
 
     def _end_phase(self, evaluation: Mapping[str, Any]) -> dict[str, int]:
         """Go on to the method's next phase where an evaluation says that its goal is reached."""
@@ -253,15 +273,20 @@ class _Exchange:
     def __init__(self, simulation: Simulation, pool: Pool, round: int) -> None:
         self._simulation, self._pool, self._round = simulation, pool, round
         self._cohort = simulation.population.cohort_of(simulation.agreement.round_key(round), round=round)
+        self._down = self._way_down()
         self.ledger = Ledger()
         self.replies = 0
         self.rejections: list[Rejection] = []
         self._metrics: dict[str, list[float]] = {}
         self._done: list[_Kept] = []
-        self._sent: tuple[Tree, int] | None = None
-        self._costs: dict[int, int] = {}
         self._unheard: set[int] = set()
         self._lost: set[int] = set()
+
+    def _way_down(self) -> WayDown:
+        agreement, state, pool = self._simulation.agreement, self._simulation.state, self._pool
+        if agreement.method.per_client or state.memories is not None:
+            return ToEach(agreement, state, pool, self._round)
+        return ToAll(agreement, state, pool, self._round, self._cohort)
 
     @property
     def size(self) -> int:
@@ -286,7 +311,7 @@ class _Exchange:
             return server, "the server's state would not be finite"
         return new, ""
 
-    def traffic(self) -> dict[str, int]:
+    def traffic(self) -> dict[str, float]:
         """Who took part, and the bytes of their frames."""
         return {
             "cohort": self.size,
@@ -294,6 +319,7 @@ class _Exchange:
             "rejected": len(self.rejections),
             "bytes_up": self.ledger.bytes_up,
             "bytes_down": self.ledger.bytes_down,
+            **self._down.figures(),
         }
 
     def means(self) -> dict[str, float]:
@@ -304,13 +330,13 @@ class _Exchange:
         """What was sent was sent; what clients keep counts only if the round does. The refused keep what they had."""
         state = self._simulation.state
         state.ledger += self.ledger
-        if state.downlink is not None and self._sent is not None:
-            state.downlink.keep(*self._sent, [client for client in self._cohort if client not in self._unheard])
+        self._down.keep(self._cohort, self._unheard)
         for client in self._lost:
             for store in (state.personal, state.codec):
                 store.pop(client, None)
-            if state.downlink is not None:
-                state.downlink.forget(client)
+            for memory in (state.downlink, state.memories):
+                if memory is not None:
+                    memory.forget(client)
         for done in self._done:
             for store, staged in ((state.personal, done.personal), (state.codec, done.codec)):
                 if accepted:
@@ -323,32 +349,22 @@ class _Exchange:
     def _stream(self) -> Iterator[Reply]:
         """Accepted replies in client order, as they come."""
         simulation, state = self._simulation, self._simulation.state
-        agreement = simulation.agreement
-        method = agreement.method
-        infos = [ClientInfo(c, self._round, 0) for c in self._cohort]
-        received: dict[int, Tree] = {}
-        shared = None if method.per_client else self._broadcast()
+        agreement, method = simulation.agreement, simulation.method
+        infos = [ClientInfo(client, self._round, 0) for client in self._cohort]
         evaluates = not method.own_model and any(getattr(one, "fitted", False) for one in simulation.evaluations)
-
-        def jobs() -> Iterator[Train]:
-            for info in infos:
-                own = None
-                if method.per_client:
-                    own, received[info.id] = send(agreement, state.server, info)
-                    self._costs[info.id] = len(own)
-                yield Train(
-                    info,
-                    state.personal.get(info.id, b""),
-                    state.codec.get(info.id, b""),
-                    own,
-                    evaluates,
-                )
-
-        for info, result in zip(infos, self._pool.map(jobs(), count=len(infos)), strict=True):
-            sent = received.pop(info.id) if shared is None else shared
-            down = self._costs[info.id] if result.down is None else result.down
-            if down:
-                self.ledger.down(down)
+        jobs = (
+            Train(
+                info,
+                state.personal.get(info.id, b""),
+                state.codec.get(info.id, b""),
+                self._down.held(info.id),
+                evaluates,
+            )
+            for info in infos
+        )
+        for info, result in zip(infos, self._pool.map(jobs, count=len(infos)), strict=True):
+            if num_bytes := self._down.sent(info, result):
+                self.ledger.down(num_bytes)
             if isinstance(result, Failure):
                 self._reject(info, result.reason, result.detail)
                 if not result.heard:
@@ -357,12 +373,13 @@ class _Exchange:
                     self._lost.add(info.id)
                 continue
             self.ledger.up(len(result.frame))
+            received = self._down.received(info, result)
             try:
-                reply = open_reply(agreement, result.frame, sent, info)
+                reply = open_reply(agreement, result.frame, received, info)
             except PayloadError as error:
                 self._reject(info, error.reason, error.detail)
                 continue
-            self.ledger.paper_bytes += method.paper_bytes(sent, reply.message)
+            self.ledger.paper_bytes += method.paper_bytes(received, reply.message)
             self.replies += 1
             self._done.append(self._staged(info.id, result))
             for name, value in result.metrics.items():
@@ -374,21 +391,6 @@ class _Exchange:
         state = self._simulation.state
         personal, codec = state.personal.stage(client, done.personal), state.codec.stage(client, done.codec_state)
         return _Kept(client, personal, codec, done.local)
-
-    def _broadcast(self) -> Tree:
-        """Send what all clients of the round share; gives what they then have."""
-        agreement, state = self._simulation.agreement, self._simulation.state
-        everyone, shared = to_everyone(self._round), {"round": self._round.to_bytes(4, "little")}
-        known = None if state.downlink is None else state.downlink.known
-        frame, received = send(agreement, state.server, everyone, known)
-        costs = [len(frame)] * len(self._cohort)
-        if state.downlink is not None:
-            shared["known"] = pack(state.downlink.known)
-            self._sent = received, len(frame)
-            costs = state.downlink.costs(len(frame), self._cohort)
-        self._costs = dict(zip(self._cohort, costs, strict=True))
-        self._pool.share(frame=frame, **shared)
-        return received
 
     def _reject(self, client: ClientInfo, reason: str, detail: str) -> None:
         self.rejections.append(Rejection(client.id, client.round, reason, detail))

@@ -32,7 +32,7 @@ from laconic.core import (
     Tree,
 )
 from laconic.engine.processes import Child, can_fork, end, fork, settle
-from laconic.engine.round import Agreement, Score, chunks, client_round, evaluate, receive, to_everyone
+from laconic.engine.round import Agreement, Held, Score, chunks, client_round, evaluate, receive, send, to_everyone
 from laconic.engine.store import pack, unpack
 
 _AHEAD = 8  # jobs per worker that may be finished before the oldest one is: bounds what waits in memory
@@ -78,6 +78,8 @@ class Failure(NamedTuple):
     """Bytes that went down for it, where the carrier knows; 0 if nothing was sent at all."""
     heard: bool = True
     """Whether the client is known to have got what was sent."""
+    held: bytes = b""
+    """What it then holds, where it was sent a frame of its own."""
 
 
 LOST = "state_lost"
@@ -99,6 +101,8 @@ class Done(NamedTuple):
     seconds: float
     down: int | None = None
     """Bytes that went down for it, where the carrier knows."""
+    held: bytes = b""
+    """What the client holds now, where it was sent a frame of its own."""
 
 
 @dataclass
@@ -108,29 +112,45 @@ class Station:
     agreement: Agreement
     clients: Clients
     shared: dict[str, bytes] = field(default_factory=dict)
-    known: Tree | None = None
+    held: Tree | None = None
     """What clients held before this round's frame, where this station has seen the frame before."""
     strict: bool = False
     """Whether a client's own exception ends the run: for debugging."""
 
     def share(self, values: dict[str, bytes]) -> None:
         """Take in what the parent shares; what was derived from older values is forgotten."""
-        if "known" in values:
-            self.known = None
-        elif "frame" in values and self.agreement.builds_on_known:
-            self.known = self.received
+        if "held" in values:
+            self.held = None
+        elif "frame" in values and self.agreement.builds_on_held:
+            self.held = self.common.held
         self.shared.update(values)
-        for name in ("received", "server", "predictor"):
+        for name in ("common", "server", "predictor", "_broadcast"):
             self.__dict__.pop(name, None)
 
     @cached_property
-    def received(self) -> Tree:
-        """The decoded broadcast of this round: decoded once, however many clients train here."""
-        known = self.known
-        if known is None and self.agreement.builds_on_known:
-            known = unpack(self.shared["known"])
+    def common(self) -> Held:
+        """What all clients have after this round's frame: decoded once, however many clients train here."""
+        held = self.held
+        if held is None and self.agreement.builds_on_held:
+            held = unpack(self.shared["held"])
         everyone = to_everyone(int.from_bytes(self.shared["round"], "little"))
-        return receive(self.agreement, self.shared["frame"], everyone, known)
+        return receive(self.agreement, self.shared["frame"], everyone, held)
+
+    def sent(self, client: ClientInfo, held: bytes) -> tuple[bytes, Held]:
+        """A frame for this client alone, and what it has after it: the server's part of the work, done here."""
+        agreement = self.agreement
+        tree = agreement.broadcast(self.server, client) if agreement.method.per_client else self._broadcast
+        before = (unpack(held) or self.first_held) if agreement.remembers else None
+        return send(agreement, tree, client, before)
+
+    @cached_property
+    def _broadcast(self) -> Tree:
+        return unpack(self.shared["broadcast"])
+
+    @cached_property
+    def first_held(self) -> Tree:
+        """What everybody holds before the first contact."""
+        return self.agreement.first_held()
 
     @cached_property
     def server(self) -> Tree:
@@ -145,9 +165,8 @@ class Station:
     def local_model(self, client: ClientInfo, personal: bytes) -> torch.nn.Module:
         """What a client predicts with, from the newest broadcast; at first, from its first state."""
         method = self.agreement.method
-        held = self.shared.get("held")  # what clients have of the newest broadcast, where they share one
-        key = self.agreement.round_key(client.round)
-        received = unpack(held) if held else method.broadcast(self.server, client, key)
+        newest = self.shared.get("newest")  # what clients have of the newest broadcast, where they share one
+        received = unpack(newest) if newest else self.agreement.broadcast(self.server, client)
         if method.local_model is None:
             raise ConfigError("this method does not say what a client predicts with: give it a local_model.")
         return method.local_model(received, unpack(personal) or self.first_personal(client))
@@ -191,36 +210,40 @@ class Job(Protocol):
 
 @dataclass(frozen=True)
 class Train:
-    """A client's local update. `frame` is given where the client has a broadcast of its own."""
+    """A client's local update. `held` is what it holds, where it is sent a frame of its own."""
 
     client: ClientInfo
     personal: bytes = b""
     codec_state: bytes = b""
-    frame: bytes | None = None
+    held: bytes | None = None
     evaluate: bool = True
     once = True
 
     @property
     def small(self) -> bool:
         """Jobs without state are a few bytes."""
-        return not (self.personal or self.codec_state or self.frame)
+        return not (self.personal or self.codec_state or self.held)
 
     def run(self, station: Station) -> Done | Failure:
         """The local update; whatever goes wrong in it costs this client's reply and nothing else.
 
         At a station that is `strict`, a client's own exception is let through, with a note that says where it was.
         """
-        agreement = station.agreement
+        agreement, down, held = station.agreement, None, b""
         try:
-            received = station.received if self.frame is None else receive(agreement, self.frame, self.client)
+            if self.held is None:
+                received = station.common.received
+            else:
+                frame, has = station.sent(self.client, self.held)
+                received, held, down = has.received, pack(has.held), len(frame)
             data = station.clients.client(self.client.id)
             if not len(data.train):
-                return Failure("no_data", "the client has no examples to train on")
+                return Failure("no_data", "the client has no examples to train on", down, held=held)
             personal = unpack(self.personal) or station.first_personal(self.client)
             state = unpack(self.codec_state) or agreement.link.up.init_state(agreement.method.message_spec(received))
             update = client_round(agreement, received, self.client, personal, state, data, evaluates=self.evaluate)
         except PayloadError as error:
-            return Failure(error.reason, error.detail)
+            return Failure(error.reason, error.detail, down, held=held)
         except (ConfigError, KeyboardInterrupt):  # a mistake in the settings would meet every client
             raise
         except BaseException as error:  # a panic of native code and sys.exit() are no Exceptions, and no better
@@ -228,7 +251,7 @@ class Train:
                 error.add_note(f"(client {self.client.id}, round {self.client.round}, in {_stage(error)})")
                 raise
             said = " ".join(str(error).split())[:_DETAIL]
-            return Failure("client_error", f"{type(error).__name__}: {said}")
+            return Failure("client_error", f"{type(error).__name__}: {said}", down, held=held)
         return Done(
             update.frame,
             pack(update.personal),
@@ -236,6 +259,8 @@ class Train:
             update.local,
             dict(update.metrics),
             update.seconds,
+            down,
+            held,
         )
 
 
@@ -316,16 +341,16 @@ class InProcess:
     """
 
     def __init__(self, agreement: Agreement, clients: Clients, *, strict: bool = False) -> None:
-        self._station = Station(agreement, clients, strict=strict)
+        self.station = Station(agreement, clients, strict=strict)
 
     def share(self, **values: bytes) -> None:
         """Give the station some values."""
-        self._station.share(values)
+        self.station.share(values)
 
     def map(self, jobs: Iterable[Job], *, count: int) -> Iterator[Any]:
         """Results in order."""
         for job in jobs:
-            yield job.run(self._station)
+            yield job.run(self.station)
 
     def figures(self) -> dict[str, Any]:
         """Nothing."""
@@ -353,7 +378,7 @@ class Processes:
         """Give every worker some values."""
         # What clients held before a frame is what a station that saw the frame before has itself: every worker but
         # those that are still to be forked.
-        news = {name: value for name, value in values.items() if name != "known" or name not in self._shared}
+        news = {name: value for name, value in values.items() if name != "held" or name not in self._shared}
         self._shared.update(values)
         packed = pickle.dumps(("share", news), protocol=5)
         for place, worker in enumerate(self._workers):
@@ -466,7 +491,13 @@ def _stage(error: BaseException) -> str:
     if "client_round" in names:
         inside = names[names.index("client_round") + 1 :][:1]
         return inside[0] if inside and inside[0] in ("evaluate", "message_spec", "encode") else "client_update"
-    stages = {"receive": "receive", "first_personal": "init_client", "init_state": "encode", "client": "its data"}
+    stages = {
+        "receive": "receive",
+        "sent": "broadcast",
+        "first_personal": "init_client",
+        "init_state": "encode",
+        "client": "its data",
+    }
     return next((stages[name] for name in names if name in stages), "its data")
 
 

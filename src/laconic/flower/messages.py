@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from torch import Tensor
 
-from laconic.core import PayloadError
+from laconic.core import PayloadError, tree_sha256
 
-VERSION = 2
+VERSION = 3
 """Of the words. Frames have a version of their own."""
+HELD_LOST = "held_lost"
+"""The reason of a client that does not hold what the server believes: it is sent the whole way from the start."""
 _WORDS = 1 << 20  # characters of JSON that are read at all
 _STATE = r"|[0-9]{1,10}\.[0-9a-f]{32}"
 
@@ -35,8 +38,10 @@ class _Words(BaseModel):
 class Call(_Words):
     """What the server asks of a node: who it is (`hello`), a local update (`train`), or its own score (`evaluate`).
 
-    `after` is the round after which the frames begin, where they build on what came before; without it, there is one
-    frame, and it is a full snapshot. States before the one that counted in round `floor` will not be asked for again.
+    `held` names the tree that the client holds and its own frame builds on: that of every client at first, if empty.
+    Without it, frames are for all: `after` is the round after which they begin, where they build on what came before;
+    without that, there is one frame, and it is a full snapshot. States before the one that counted in round `floor`
+    will not be asked for again.
     """
 
     kind: Literal["hello", "train", "evaluate"]
@@ -46,6 +51,7 @@ class Call(_Words):
     evaluate: bool = False
     personal: StateName = ""
     codec: StateName = ""
+    held: StateName | None = None
     after: Number | None = None
     floor: Number = 0
 
@@ -57,6 +63,8 @@ class Answer(_Words):
     client: Number = 0
     personal: StateName = ""
     codec: StateName = ""
+    held: StateName = ""
+    """The tree that the client holds now, where it was sent a frame of its own."""
     examples: Number | None = None
     """Examples of the score, where there is one."""
     sums: Figures = Field(default_factory=dict)
@@ -65,6 +73,16 @@ class Answer(_Words):
     reason: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{0,40}$")] = ""
     detail: Annotated[str, StringConstraints(max_length=1000)] = ""
     heard: bool = True
+
+
+def held_name(round: int, held: Mapping[str, Tensor]) -> str:
+    """What both ends call the tree that a client holds since a round.
+
+    >>> import torch
+    >>> held_name(3, {"w": torch.ones(2)})
+    '3.d8fa1b42c50a8ee1e08f8dc8adbd2cd5'
+    """
+    return f"{round}.{tree_sha256(held)[:32]}"
 
 
 Words = TypeVar("Words", bound=_Words)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from laconic.config import Place, experiment_from, read_table
-from laconic.core import ClientInfo, ConfigError, PayloadError, Tree
-from laconic.engine.round import Agreement, receive, receive_snapshot, to_everyone
+from laconic.core import ClientInfo, ConfigError, PayloadError
+from laconic.engine.round import Agreement, Held, receive, receive_snapshot, to_everyone
 from laconic.engine.simulate import Simulation, one_thread
 from laconic.engine.store import pack
 from laconic.engine.workers import LOST, EvaluateClient, Failure, Station, Train
-from laconic.flower.messages import Answer, Call, Envelope
+from laconic.flower.messages import HELD_LOST, Answer, Call, Envelope
 from laconic.flower.states import FolderEntries, Lost, States
 
 Table = Mapping[str, Mapping[str, Any]]
@@ -102,12 +102,14 @@ def _train(simulation: Simulation, call: Call, frames: Sequence[bytes], states: 
     agreement, station = simulation.agreement, Station(simulation.agreement, simulation.clients)
     client = ClientInfo(call.client, call.round, 0)
     personal, codec_state = states.get("personal", call.personal), states.get("codec", call.codec)
-    own = frames[0] if agreement.method.per_client and frames else None
-    if own is None:
-        station.received = _caught_up(agreement, call, frames, states)
-        if agreement.builds_on_known:
-            states.hold(call.round, station.received)
-    result = Train(client, personal, codec_state, own, call.evaluate).run(station)
+    try:
+        has = _caught_up(agreement, call, frames, states)
+    except Lost as error:
+        raise PayloadError(HELD_LOST, str(error)) from None
+    held = states.hold(call.round, has.held) if agreement.builds_on_held else ""
+    states.prune("held", floor=call.floor if call.held is not None else call.round, meant=call.held or "")
+    station.common = has
+    result = Train(client, personal, codec_state, evaluate=call.evaluate).run(station)
     if isinstance(result, Failure):
         return _failed(result)
     for kind, meant in (("personal", call.personal), ("codec", call.codec)):
@@ -117,6 +119,7 @@ def _train(simulation: Simulation, call: Call, frames: Sequence[bytes], states: 
         client=call.client,
         personal=states.put("personal", call.round, result.personal),
         codec=states.put("codec", call.round, result.codec_state),
+        held=held if call.held is not None else "",
         examples=None if result.local is None else result.local.examples,
         sums={} if result.local is None else dict(result.local.sums),
         metrics=result.metrics,
@@ -125,30 +128,35 @@ def _train(simulation: Simulation, call: Call, frames: Sequence[bytes], states: 
     return Envelope.around(answer, [result.frame])
 
 
-def _caught_up(agreement: Agreement, call: Call, frames: Sequence[bytes], states: States) -> Tree:
-    """What the client holds after all frames of a call."""
+def _caught_up(agreement: Agreement, call: Call, frames: Sequence[bytes], states: States) -> Held:
+    """What the client has after all frames of a call."""
     if not frames:
         raise PayloadError("envelope", "a call without a frame")
+    if call.held is not None:
+        before = states.held(call.held) if call.held else agreement.first_held()
+        client = ClientInfo(call.client, call.round, 0)
+        return receive(agreement, frames[0], client, before if agreement.remembers else None)
     everyone = to_everyone(call.round)
-    if not agreement.builds_on_known:
+    if not agreement.builds_on_held:
         return receive(agreement, frames[0], everyone)
     if call.after is None:
         return receive_snapshot(agreement, frames[0], everyone)
     # From the very first frame on, nothing that is kept is needed, not even what a run before this one left.
-    at, held = (states.held() if call.after else None) or (0, agreement.first_known())
+    at, held = (states.newest_held() if call.after else None) or (0, agreement.first_held())
     if not call.after <= at <= call.round:
         raise Lost(f"what clients hold after round {call.after} is not here")
+    has = Held(agreement.received_of(held, everyone, held), held)
     for number, frame in enumerate(frames, start=call.after + 1):
         if number > at:  # an answer that came too late had its frames already
-            held = receive(agreement, frame, to_everyone(number), held)
-    return held
+            has = receive(agreement, frame, to_everyone(number), has.held)
+    return has
 
 
 def _evaluate(simulation: Simulation, call: Call, frames: Sequence[bytes], states: States) -> Envelope:
     client = ClientInfo(call.client, call.round, 0)
     at = client if simulation.method.per_client else to_everyone(call.round)
-    held = pack(receive_snapshot(simulation.agreement, b"".join(frames), at))
-    station = Station(simulation.agreement, simulation.clients, {"held": held})
+    newest = pack(receive_snapshot(simulation.agreement, b"".join(frames), at).received)
+    station = Station(simulation.agreement, simulation.clients, {"newest": newest})
     score = EvaluateClient(client, states.get("personal", call.personal)).run(station)
     return Envelope.around(
         Answer(kind="score", client=call.client, examples=score.examples, sums=dict(score.sums)),

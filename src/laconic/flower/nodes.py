@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Event
 from typing import Any, NamedTuple, Protocol
 
@@ -19,9 +20,9 @@ from laconic.core import ConfigError, PayloadError
 from laconic.engine.downlink import Downlink
 from laconic.engine.round import Score, send, send_snapshot, to_everyone
 from laconic.engine.simulate import Simulation
-from laconic.engine.store import unpack
+from laconic.engine.store import pack, unpack
 from laconic.engine.workers import Done, EvaluateClient, Failure, InProcess, Job, Train
-from laconic.flower.messages import Answer, Call, Envelope
+from laconic.flower.messages import HELD_LOST, Answer, Call, Envelope, held_name
 
 log = logging.getLogger("laconic")
 OVERHEAD_UP = 13_000
@@ -65,6 +66,10 @@ class _Asked:
     round: int
     number: int = -1
     num_bytes: int = 0
+    held: bytes = b""
+    """What the client holds once it has heard this, where it was sent a frame of its own."""
+    again: Callable[[_Batch], None] | None = None
+    """Asks once more, from what everybody holds at first or by a snapshot."""
 
 
 @dataclass
@@ -230,7 +235,17 @@ class Nodes:
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, batch: _Batch, number: int, job: Train | EvaluateClient, ends: float) -> None:
+    def _ask(
+        self,
+        batch: _Batch,
+        number: int,
+        job: Train | EvaluateClient,
+        ends: float,
+        *,
+        afresh: bool = False,
+        spent: int = 0,
+    ) -> None:
+        """Send a job to its node; `afresh` as to one that holds nothing, after `spent` bytes in vain."""
         client, left = job.client.id, ends - time.monotonic()
         node = self._node_of.get(client)
         if node is None:
@@ -239,29 +254,39 @@ class Nodes:
         if left <= 0:
             batch.finished[number] = Failure("deadline", "no time was left to ask it", down=0, heard=False)
             return
-        words, frames = self._train(job) if isinstance(job, Train) else self._evaluate(job)
+        words, frames, held = self._train(job, afresh) if isinstance(job, Train) else self._evaluate(job)
         num_bytes = sum(map(len, frames))
         kind = "train" if isinstance(job, Train) else "evaluate"
         values = Envelope.around(words, frames)._asdict()
         pushed = self._transport.push(node, values, kind=kind, round=job.client.round, seconds=left)
         if pushed is None:
-            batch.finished[number] = Failure("offline", "its message was not taken", down=0, heard=False)
+            batch.finished[number] = Failure("offline", "its message was not taken", down=spent, heard=False)
             return
         self._traffic.down += num_bytes + OVERHEAD_DOWN
         if kind == "evaluate":
             self._traffic.evaluating += num_bytes
-        batch.waiting[pushed] = _Asked(node, client, job.client.round, number, num_bytes)
+        spent += num_bytes
+        again = None if afresh else partial(self._ask, number=number, job=job, ends=ends, afresh=True, spent=spent)
+        batch.waiting[pushed] = _Asked(node, client, job.client.round, number, spent, held, again)
 
-    def _train(self, job: Train) -> tuple[Call, list[bytes]]:
-        """The words and frames of a local update: those that the client lacks, or a snapshot."""
+    def _train(self, job: Train, afresh: bool) -> tuple[Call, list[bytes], bytes]:
+        """The words and frames of a local update (one of its own, those that the client lacks, or a snapshot), and
+        what the client holds after one of its own."""
         simulation, down, number = self._simulation, self._simulation.state.downlink, job.client.round
-        after, frames = None, [self._shared["frame"] if job.frame is None else job.frame]
-        if down is not None:
-            (after,) = down.since(len(frames[0]), [job.client.id])
+        after, base, held = None, None, b""
+        if job.held is not None:
+            before = b"" if afresh else job.held
+            frame, has = self._here.station.sent(job.client, before)
+            frames, held = [frame], pack(has.held)
+            base = self._name_of(job.client.id, before)
+        elif down is not None:
+            (after,) = [None] if afresh else down.since(len(self._shared["frame"]), [job.client.id])
             if after is None:
                 frames = [self._snapshot(down, number)]
             else:
                 frames = [self._frames[missed] for missed in range(after + 1, number + 1)]
+        else:
+            frames = [self._shared["frame"]]
         words = Call(
             kind="train",
             client=job.client.id,
@@ -270,10 +295,16 @@ class Nodes:
             evaluate=job.evaluate,
             personal=job.personal.decode(),
             codec=job.codec_state.decode(),
+            held=base,
             after=after,
             floor=self._floor(),
         )
-        return words, frames
+        return words, frames, held
+
+    def _name_of(self, client: int, held: bytes) -> str:
+        """What both ends call the tree that a client holds."""
+        memories = self._simulation.state.memories
+        return held_name(memories.contacts[client].round, unpack(held)) if held and memories is not None else ""
 
     def _snapshot(self, down: Downlink, round: int) -> bytes:
         """The frame for those that missed too much, made once a round."""
@@ -282,18 +313,18 @@ class Nodes:
             for old in [key for key in self._shared if key.startswith("snapshot-")]:
                 del self._shared[old]
             agreement, everyone = self._simulation.agreement, to_everyone(round)
-            held = send(agreement, self._simulation.state.server, everyone, down.known)[1]
-            self._shared[name] = send_snapshot(agreement, held, everyone)
+            tree = agreement.broadcast(self._simulation.state.server, everyone)
+            received = send(agreement, tree, everyone, down.held)[1].received
+            self._shared[name] = send_snapshot(agreement, received, everyone)
         return self._shared[name]
 
-    def _evaluate(self, job: EvaluateClient) -> tuple[Call, list[bytes]]:
-        """What a client evaluates: what it would hold of the newest broadcast. No traffic of the training's."""
+    def _evaluate(self, job: EvaluateClient) -> tuple[Call, list[bytes], bytes]:
+        """What a client evaluates: what it would have of the newest broadcast. No traffic of the training's."""
         agreement, server = self._simulation.agreement, self._simulation.state.server
         if agreement.method.per_client:
-            held = agreement.method.broadcast(server, job.client, agreement.round_key(job.client.round))
-            frame = send_snapshot(agreement, held, job.client)
+            frame = send_snapshot(agreement, agreement.broadcast(server, job.client), job.client)
         else:
-            frame = send_snapshot(agreement, unpack(self._shared["held"]), to_everyone(job.client.round))
+            frame = send_snapshot(agreement, unpack(self._shared["newest"]), to_everyone(job.client.round))
         words = Call(
             kind="evaluate",
             client=job.client.id,
@@ -301,7 +332,7 @@ class Nodes:
             round=job.client.round,
             personal=(job.personal or b"").decode(),
         )
-        return words, [frame]
+        return words, [frame], b""
 
     def _collect(self, batch: _Batch) -> bool:
         """Take in what has come; whether anything has."""
@@ -321,7 +352,12 @@ class Nodes:
                     log.warning("the reply of client %d for round %d came late: refused", late.client, late.round)
             elif name in batch.waiting:
                 asked = batch.waiting.pop(name)
-                batch.finished[asked.number] = self._result(asked, reply)
+                result = self._result(asked, reply)
+                if isinstance(result, Failure) and result.reason == HELD_LOST and asked.again is not None:
+                    log.warning("client %d does not hold what it should (%s): sent anew", asked.client, result.detail)
+                    asked.again(batch)
+                else:
+                    batch.finished[asked.number] = result
             else:
                 log.warning("a reply that nobody waits for (sent twice?): refused")
         return came
@@ -331,12 +367,15 @@ class Nodes:
             answer, frames = self._opened(reply, asked)
             self._traffic.up += sum(map(len, frames)) + OVERHEAD_UP
             if answer.kind == "failed":
-                return Failure(answer.reason or "client_error", answer.detail, asked.num_bytes, answer.heard)
+                reason, held = answer.reason or "client_error", asked.held if answer.heard else b""
+                return Failure(reason, answer.detail, asked.num_bytes, answer.heard, held)
             score = self._score(answer)
             if answer.kind == "score" and score is not None:
                 return score
             if answer.kind != "done" or len(frames) != 1:
                 raise PayloadError("envelope", f"an answer of kind {answer.kind!r} with {len(frames)} frames")
+            if asked.held and answer.held != held_name(asked.round, unpack(asked.held)):
+                raise PayloadError("held", "the client holds something else than what it was sent")
         except PayloadError as error:
             # It was asked and it answered, but whether it has what was sent is not sure.
             return Failure(error.reason, error.detail, asked.num_bytes, heard=False)
@@ -348,6 +387,7 @@ class Nodes:
             dict(answer.metrics),
             answer.seconds,
             asked.num_bytes,
+            asked.held,
         )
 
     def _opened(self, reply: TransportReply, asked: _Asked) -> tuple[Answer, list[bytes]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from laconic.core import Tree
 from laconic.engine.files import TEMPORARY, cannot_write, write_atomically
 from laconic.engine.store import pack, unpack
+from laconic.flower.messages import held_name
 
 
 class Lost(Exception):
@@ -84,17 +85,29 @@ class States:
             raise Lost(f"the {kind} state of round {name.split('.')[0]} is damaged")
         return packed
 
-    def hold(self, round: int, held: Tree) -> None:
-        """Keep what the client holds after a round's broadcast, in place of what it held before."""
-        for name in self._of("held"):
-            del self._entries[f"held.{name}"]
-        self.put("held", round, pack(held))
+    def hold(self, round: int, held: Tree) -> str:
+        """Keep what the client holds after a round's broadcast; gives its name, by which both ends know it."""
+        name = held_name(round, held)
+        self._entries[f"held.{name}"] = pack(held)
+        return name
 
-    def held(self) -> tuple[int, Tree] | None:
-        """What the client holds, and after which round."""
-        for name in self._of("held"):
-            return int(name.split(".")[0]), unpack(self.get("held", name))
-        return None
+    def held(self, name: str) -> Tree:
+        """What the client held under a name; `Lost` if the node does not have it, or not as it was."""
+        after = name.partition(".")[0]
+        try:
+            held = unpack(self._entries[f"held.{name}"])
+        except KeyError:
+            raise Lost(f"what it held after round {after} is not here") from None
+        except Exception as error:  # whatever it is: what cannot be read is damaged
+            raise Lost(f"what it held after round {after} cannot be read ({type(error).__name__})") from None
+        if held_name(int(after), held) != name:
+            raise Lost(f"what it held after round {after} is damaged")
+        return held
+
+    def newest_held(self) -> tuple[int, Tree] | None:
+        """What the client holds, and after which round, where all clients hold the same."""
+        names = sorted(self._of("held"), key=lambda name: int(name.split(".")[0]))
+        return (int(names[-1].split(".")[0]), self.held(names[-1])) if names else None
 
     def prune(self, kind: str, *, floor: int, meant: str) -> None:
         """Let go of what counted before round `floor`, but not of what counted in it, nor of what is meant."""

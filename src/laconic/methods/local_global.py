@@ -25,7 +25,7 @@ import fnmatch
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 
@@ -39,6 +39,7 @@ from laconic.core import (
     Goal,
     Key,
     Leaf,
+    Memory,
     Method,
     Phases,
     Population,
@@ -53,12 +54,14 @@ from laconic.core import (
     one_of,
     plain,
     prefixed,
+    same_leaves,
     subtree,
 )
 from laconic.methods.objectives import Objective
 from laconic.methods.solvers import Solver, solve
 from laconic.models.assemble import artifact_of, weights_of
 
+T = TypeVar("T")
 Start = Literal["server", "own"]
 End = Literal["first", "last"]
 
@@ -273,6 +276,7 @@ class _Kept:
             per_client=self.start == "server" or part.per_client,
             personal=bool(self.private) or part.personal,
             own_model=True,
+            memory=Memory(part=self.held_part, merge=self.kept_of),
             phases=None if self.goal is None else Phases(self.aim, self.advance),
         )
 
@@ -368,6 +372,23 @@ class _Kept:
             leaf = self.task.spec[name]
             spec[f"{_LOCAL}/{name}"] = Leaf((leaf.size,), leaf.dtype, length=_IfFirst(leaf.size), exact=leaf.exact)
         return {**spec, **common}
+
+    def held_part(self, held: Tree, spec: Spec, exact: Tree) -> Tree:
+        """What a client holds, as the wrapped method sees it; phase A had private leaves under their own names."""
+        if spec.keys() & set(self.private):
+            return self.whole.memory.part(held, spec, exact)
+        common = _global_part(spec)
+        own = {f"{_LOCAL}/{name}": held[name].reshape(-1) for name in self.private if name in held}
+        rest = {name: leaf for name, leaf in spec.items() if name not in common}
+        return {**same_leaves({**own, **held}, rest, exact), **self.part.memory.part(held, common, exact)}
+
+    def kept_of(self, held: Tree, received: Tree) -> Tree:
+        """What a client holds afterwards; private leaves come once, and are kept as they came."""
+        if received.keys() & set(self.private):
+            return self.whole.memory.merge(held, received)
+        common = _global_part(received)
+        own = {name: leaf for name, leaf in received.items() if leaf.numel() and name not in common}
+        return {**self.part.memory.merge(held, common), **own}
 
     def server_update(self, server: Tree, replies: Iterable[Reply], key: Key) -> Tree:
         """The wrapped method's M-step on what it sees; who replied has private leaves from now on."""
@@ -558,7 +579,7 @@ def _layers(spec: Spec) -> dict[str, list[str]]:
     return layers
 
 
-def _global_part(received: Tree) -> Tree:
+def _global_part(received: Mapping[str, T]) -> dict[str, T]:
     """What of a broadcast the wrapped method sees."""
     return {n: leaf for n, leaf in received.items() if n not in (_ALL, _FIRST) and not n.startswith(f"{_LOCAL}/")}
 

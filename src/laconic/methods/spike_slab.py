@@ -47,6 +47,7 @@ from laconic.core import (
     ConfigError,
     Key,
     Leaf,
+    Memory,
     Population,
     Predictor,
     Reply,
@@ -58,6 +59,7 @@ from laconic.core import (
     one_of,
     prefixed,
     read_state,
+    same_leaves,
     subtree,
     write_state,
 )
@@ -93,8 +95,8 @@ class SpikeSlab:
     Down travel a bit per gate (alive or not) and, of alive groups only, the weights with their biases and channels of
     normalisation layers, and one number each for the thresholds; up a bit per alive gate and the differences of the
     groups whose gate came out open. Everything without a gate travels whole. The threshold goes as the margin
-    m = ‖w_g‖ − τ_g: a codec that rounds the weights then still leaves every θ where it was, while T makes v itself
-    good for nothing after the slightest rounding.
+    m = ‖w_g‖ − τ_g, and exactly: a codec that rounds the weights then still leaves every θ where it was, while T makes
+    v itself good for nothing after the slightest rounding.
 
     `prune = False` leaves gates with θ ≤ ε in the game; they are closed in predictions only. In every layer the group
     with the largest θ stays alive whatever its θ, with a warning: a network that is cut through learns nothing more.
@@ -139,7 +141,7 @@ class SpikeSlab:
         """The method for a task; a model without gateable layers is refused here."""
         sparse = replace(self, task=task)
         _ = sparse.groups
-        return Bound.of(sparse)
+        return Bound.of(sparse, memory=Memory(part=sparse.alive_part))
 
     @cached_property
     def groups(self) -> Groups:
@@ -196,9 +198,15 @@ class SpikeSlab:
         groups = self.groups
         return {
             _ALIVE: Leaf((groups.count,), torch.bool),
-            _MARGINS: Leaf((groups.count,), length=lambda tree: int(tree[_ALIVE].sum())),
+            # T leaves no room for rounding them, and there are few.
+            _MARGINS: Leaf((groups.count,), length=lambda tree: int(tree[_ALIVE].sum()), exact=True),
             **self._ragged(lambda tree: tree[_ALIVE], torch.ones(groups.count, dtype=torch.bool)),
         }
+
+    def alive_part(self, held: Tree, spec: Spec, exact: Tree) -> Tree:
+        """What a client holds of the groups that are still alive; it may hold plain weights, from rounds before."""
+        start = self._unpacked(held) if _ALIVE in held else {name: held[name] for name in self.task.spec}
+        return same_leaves(self._packed(start, exact[_ALIVE]), spec, exact)
 
     def server_update(self, server: Tree, replies: Iterable[Reply], key: Key) -> Tree:
         """M-step on weights and thresholds, then pruning: the state is always that of the start of a round."""

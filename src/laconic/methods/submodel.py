@@ -31,6 +31,7 @@ from laconic.core import (
     ConfigError,
     Key,
     Leaf,
+    Memory,
     Population,
     Predictor,
     Reply,
@@ -41,6 +42,7 @@ from laconic.core import (
     one_of,
     prefixed,
     read_state,
+    same_leaves,
     spec_of,
     subtree,
     write_state,
@@ -102,7 +104,8 @@ class SubModel:
             )
         drop = replace(self, task=task)
         _ = drop._streams
-        return Bound.of(drop, per_client=True)
+        memory = Memory(first=lambda server: subtree("w", server), part=drop.held_part, merge=drop.put_back)
+        return Bound.of(drop, per_client=True, memory=memory)
 
     @cached_property
     def anatomy(self) -> Anatomy:
@@ -175,6 +178,15 @@ class SubModel:
         """A client's own part of the weights, and the seed that says which part it is."""
         seed = self._seed(client, key)
         return {_SEED: torch.tensor([seed]), **slice_tree(subtree("w", server), self.draw(seed).cuts)}
+
+    def held_part(self, held: Tree, spec: Spec, exact: Tree) -> Tree:
+        """The sub-model of what a client holds, which is a whole model."""
+        return same_leaves(slice_tree(held, self.draw(int(exact[_SEED])).cuts), spec, exact)
+
+    def put_back(self, held: Tree, received: Tree) -> Tree:
+        """The whole model that a client holds after its sub-model came."""
+        cuts = self.draw(int(received[_SEED])).cuts
+        return {name: cuts.get(name, Cut()).put(leaf, received[name]) for name, leaf in held.items()}
 
     def broadcast_spec(self, client: ClientInfo, key: Key) -> Spec:
         """Sizes don't depend on the seed."""

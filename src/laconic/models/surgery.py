@@ -42,6 +42,18 @@ class Cut(NamedTuple):
         part = leaf if self.rows is None else leaf.index_select(0, self.rows)
         return part if self.columns is None else part.index_select(1, self.columns)
 
+    def put(self, leaf: Tensor, part: Tensor) -> Tensor:
+        """The leaf with this in the place of what is left of it, as a new tensor."""
+        if self.rows is None and self.columns is None:
+            return part.clone()
+        whole = leaf.clone()
+        if self.columns is None:
+            return whole.index_copy_(0, self._rows, part)
+        if self.rows is None:
+            return whole.index_copy_(1, self.columns, part)
+        wide = leaf.index_select(0, self.rows).index_copy_(1, self.columns, part)
+        return whole.index_copy_(0, self.rows, wide)
+
     def add_to(self, leaf: Tensor, part: Tensor, *, alpha: float = 1.0) -> None:
         """Add a part to the leaf that it was taken from, in place."""
         if self.rows is None and self.columns is None:
