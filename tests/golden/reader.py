@@ -144,6 +144,7 @@ class Leaf:
     length: Callable[[Mapping[str, Array]], int] | None = None
     exact: bool = False
     expected: Array | None = None
+    held: Array | None = None
 
     @property
     def size(self) -> int:
@@ -696,12 +697,39 @@ def read_exact(source: Source, spec: Spec, known: Mapping[str, Array], *, mask: 
 
 
 def read_integers(source: Source, leaf: Leaf) -> Array:
-    code = source.byte()
-    refuse("coder", code > 1)
+    code, most = source.byte(), min(65535, int(np.iinfo(leaf.dtype).max))
     if code == 0:
         return from_memory(source.read(leaf.size * BYTES[leaf.dtype]), leaf.dtype)
-    largest = source.uint(min(65535, int(np.iinfo(leaf.dtype).max)))
-    return read_symbols(source, leaf.size, largest + 1).astype(leaf.dtype)
+    if code == 1:
+        return read_symbols(source, leaf.size, source.uint(most) + 1).astype(leaf.dtype)
+    held = leaf.held
+    refuse("coder", code > 2 or held is None or (held.shape, str(held.dtype)) != (leaf.shape, leaf.dtype))
+    assert held is not None
+    held = held.reshape(-1).astype(np.int64)
+    refuse("coder", held.min() < 0 or held.max() > 65535)
+    values = read_given_held(source, held)
+    refuse("symbol", values.min() < 0 or values.max() > most)
+    return values.astype(leaf.dtype)
+
+
+def read_given_held(source: Source, held: Array) -> Array:
+    changes, most = source.byte(), source.byte()
+    refuse("coder", changes > 1 or not 1 <= most <= 64)
+    z, alphabet = source.uint(131071), source.uint(131070) + 1
+    context = contexts(held, most)
+    sizes = np.unique(context, return_counts=True)[1].tolist()
+    tables = source.array(alphabet * len(sizes)).reshape(-1, alphabet)
+    groups = []
+    with ans(source.coded_words()) as coder:
+        for size, table in zip(sizes, tables, strict=True):
+            if np.count_nonzero(table) == 1:
+                groups.append(np.full(size, np.flatnonzero(table)[0]))
+            else:
+                occur, probabilities = from_table(table)
+                groups.append(occur[coder.decode(categorical(probabilities), size)])
+    symbols = np.empty(len(held), np.int64)
+    symbols[np.argsort(context, kind="stable")] = np.concatenate(groups)
+    return symbols + (z // 2 if z % 2 == 0 else -(z + 1) // 2) + changes * held
 
 
 def read_bits(source: Source, leaves: Spec) -> dict[str, Array]:
@@ -744,13 +772,13 @@ def levels_of(leaves: Spec) -> Array:
     return np.concatenate(parts)
 
 
-def contexts(level: Array) -> Array:
+def contexts(level: Array, most: int = 64) -> Array:
     """The number of each bit's context; only its order among the others counts."""
     _, rank, counts = np.unique(level, return_inverse=True, return_counts=True)
-    if len(counts) <= 64:
+    if len(counts) <= most:
         return rank
     before = np.cumsum(counts) - counts
-    return (64 * (2 * before + counts) // (2 * len(level)))[rank]
+    return (most * (2 * before + counts) // (2 * len(level)))[rank]
 
 
 def read_groups(source: Source, sizes: Any) -> Array:

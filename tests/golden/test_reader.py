@@ -10,6 +10,7 @@ import random
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -256,19 +257,20 @@ def outcome(attempt: Callable[[], Any]) -> Any:
         return error.reason
 
 
-def both(text: str, tree: Tree, expected: Tree | None = None) -> bytes:
+def both(text: str, tree: Tree, expected: Tree | None = None, held: Tree | None = None) -> bytes:
     """A payload that laconic reads as it was written, and the reader as laconic does."""
-    expected = expected or {}
+    expected, held = expected or {}, held or {}
     ours = {name: Leaf(tuple(leaf.shape), leaf.dtype, expected=expected.get(name)) for name, leaf in tree.items()}
     theirs = {
         name: reader.Leaf(
             leaf.shape,
             str(leaf.dtype).removeprefix("torch."),
             expected=None if name not in expected else leaf.expected.numpy(),
+            held=None if name not in held else held[name].numpy(),
         )
         for name, leaf in ours.items()
     }
-    shared = Shared.of(ours, Key.from_seed(0))
+    shared = replace(Shared.of(ours, Key.from_seed(0)), held=held)
     payload, _ = parse(text).encode(tree, shared, {})
     decoded = parse(text).decode(payload, ours, shared)
     found = reader.decode(text, payload, theirs, reader.root_key(0))
@@ -328,6 +330,19 @@ def test_bits_in_every_code() -> None:
     assert both("mask", {"n": rare, "m": torch.from_numpy(spread < few)}, {"m": torch.from_numpy(1 - few)})[0] == 3
     assert both("mask", {"m": ~drawn}, expected)[0] == 3
     assert both("mask", {"m": drawn, "n": rare[:9]}, expected)[0] == 4
+
+
+def test_integers_given_those_held() -> None:
+    """Values and changes, few contexts and many, and more levels than make contexts of their own."""
+    ten, many = torch.from_numpy(k * 7919 % 211 % 11), torch.from_numpy(k * 7919 % 211)
+    rare = torch.from_numpy(spread < 0.1).long()
+    found = {
+        both("mask", {"n": new.int()}, held={"n": held.int()})[:3]
+        for held in (ten, many, ten[:300], many * 0)
+        for new in ((held + rare[: len(held)]) % 11, held + rare[: len(held)], held - rare[: len(held)] + 1)
+    }
+    assert {(code, changes) for code, changes, _ in found} >= {(2, 0), (2, 1)}
+    assert len(found) > 3
 
 
 # --- the page's vectors -----------------------------------------------------------------------------------------------

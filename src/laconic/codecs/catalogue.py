@@ -29,6 +29,7 @@ _MEAN = Traits(unbiased=True)
 _WEIGHTS = Traits(unbiased=True, keeps_weights=True)
 _CHANGES = Traits()
 _VOTES = Traits(literal=True)
+_BITS = replace(_EVERYTHING, conditional=True)
 
 
 def _entry(recipe: Callable[P, Pipeline]) -> Callable[P, Pipeline]:
@@ -156,7 +157,7 @@ def lowrank(rank: int) -> Pipeline:
 @_entry
 def mask(*, model: MaskModel = "shared") -> Pipeline:
     """Bits and counts entropy coded, with what both ends expect of them; float32 values unless a codec follows."""
-    return _codec(coder=Floats(), bits=Coded(model), traits=_EVERYTHING)
+    return _codec(coder=Floats(), bits=Coded(model), traits=_BITS)
 
 
 _RECIPES: list[Callable[..., Codec]] = [float32, float16, bfloat16, int8, signsgd, signsgd_mv, terngrad, qsgd]

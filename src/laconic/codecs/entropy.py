@@ -95,9 +95,8 @@ def write_symbols(sink: Sink, symbols: Tensor, alphabet: int, *, given: Tensor |
     if len(present) == 1:
         candidates = [Candidate(0, Code.CONSTANT, lambda sink: sink.write_uint(int(present[0])))]
     else:
-        table = np.zeros(alphabet, np.uint8)
-        table[present] = np.minimum(np.rint(8 * costs), 254) + 1
-        cross = -float(counts[present] @ np.log2(_weights(table)[1]))
+        table = table_of(counts)
+        cross = -float(counts[present] @ np.log2(probabilities_of(table)[1]))
         candidates = [
             Candidate(_width(alphabet) * -(-size // 8), Code.PACKED, lambda sink: _write_packed(sink, array, alphabet)),
             Candidate(alphabet + coded_bytes(cross), Code.STATIC, lambda sink: _write_static(sink, array, table)),
@@ -150,8 +149,7 @@ def write_indices(sink: Sink, index: Indices, size: int) -> None:
     steps[np.arange(count) + np.cumsum(escapes)] = high
     counts = np.bincount(steps, minlength=_ESCAPE + 1)
     present = np.flatnonzero(counts)
-    table = np.zeros(int(present[-1]) + 1, np.uint8)
-    table[present] = np.minimum(np.rint(-8 * np.log2(counts[present] / len(steps))), 254) + 1
+    table = table_of(counts[: present[-1] + 1])
 
     def gap_code(code: IndexCode, probabilities: Probabilities, table_bytes: int) -> Candidate:
         bits = shift * count - float(counts[present] @ np.log2(np.maximum(probabilities, 2.0**-24)))
@@ -164,7 +162,7 @@ def write_indices(sink: Sink, index: Indices, size: int) -> None:
             coder = constriction.stream.stack.AnsCoder()
             if shift:
                 coder.encode_reverse(low, constriction.stream.model.Uniform(1 << shift))
-            used = steps if code == IndexCode.GEOMETRIC else _ranks(steps, table)
+            used = steps if code == IndexCode.GEOMETRIC else ranks_of(steps, table)
             coder.encode_reverse(used, _gap_model(code, table, count, size, shift))
             write_words(sink, coder.get_compressed())
 
@@ -174,7 +172,7 @@ def write_indices(sink: Sink, index: Indices, size: int) -> None:
     if 4 * count <= size:
         candidates.append(gap_code(IndexCode.GEOMETRIC, _geometric(count, size, shift)[present], 1))
     if 4 * count <= size and len(present) > 1:
-        candidates.append(gap_code(IndexCode.TABLE, _weights(table)[1], 2 + len(table)))
+        candidates.append(gap_code(IndexCode.TABLE, probabilities_of(table)[1], 2 + len(table)))
     if 16 * count >= size:  # for fewer indices a bitmap is never shorter, and looking at all of it takes time
         bitmap = torch.zeros(size, dtype=torch.uint8)
         bitmap[torch.from_numpy(index)] = 1
@@ -264,16 +262,16 @@ def _read_packed(source: Source, size: int, alphabet: int, dtype: npt.DTypeLike)
 def _write_static(sink: Sink, symbols: Symbols, table: npt.NDArray[np.uint8]) -> None:
     sink.write(table.tobytes())
     coder = constriction.stream.stack.AnsCoder()
-    coder.encode_reverse(_ranks(symbols, table), _categorical(_weights(table)[1]))
+    coder.encode_reverse(ranks_of(symbols, table), categorical(probabilities_of(table)[1]))
     write_words(sink, coder.get_compressed())
 
 
 def _read_static(source: Source, size: int, alphabet: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    present, probabilities = _weights(source.array(alphabet))
+    present, probabilities = probabilities_of(source.array(alphabet))
     symbols = np.empty(size, dtype)
     with guarded():
         coder = constriction.stream.stack.AnsCoder(read_words(source))
-        model = _categorical(probabilities)
+        model = categorical(probabilities)
         for part in _slices(size):
             ranks = coder.decode(model, part.stop - part.start)
             symbols[part] = ranks if len(present) == alphabet else np.take(present, ranks)
@@ -362,7 +360,33 @@ def _counts(symbols: Symbols, alphabet: int) -> npt.NDArray[np.int64]:
     return np.bincount(symbols, minlength=alphabet)
 
 
-def _weights(table: npt.NDArray[np.uint8]) -> tuple[Indices, Probabilities]:
+def table_of(counts: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """What symbols cost by their counts, in eighths of a bit and 1 more; 0 for one that does not occur."""
+    table = np.zeros(len(counts), np.uint8)
+    present = np.flatnonzero(counts)
+    table[present] = np.minimum(np.rint(-8 * np.log2(counts[present] / counts.sum())), 254) + 1
+    return table
+
+
+def contexts_of(counts: Indices, most: int) -> npt.NDArray[np.uint8]:
+    """The context of each level, given how often it occurs.
+
+    Each level that occurs is a context. Where there are more than `most`, contexts are made of neighbouring levels,
+    with about the same share of all n occurrences each: a level that has, in increasing order, the occurrences a to b
+    belongs to the context ⌊most · (a + b) / 2n⌋.
+    """
+    present = np.flatnonzero(counts)
+    at = np.arange(len(present))
+    if len(present) > most:
+        ends = np.cumsum(counts[present])
+        at = (2 * ends - counts[present]) * most // (2 * ends[-1])
+        at = np.cumsum(np.diff(at, prepend=at[0]) > 0)
+    contexts = np.zeros(len(counts), np.uint8)
+    contexts[present] = at
+    return contexts
+
+
+def probabilities_of(table: npt.NDArray[np.uint8]) -> tuple[Indices, Probabilities]:
     """The symbols that occur, and their probabilities, from a table of costs in eighths of a bit, 0 for none."""
     present = np.flatnonzero(table)
     if len(present) < 2:
@@ -371,7 +395,7 @@ def _weights(table: npt.NDArray[np.uint8]) -> tuple[Indices, Probabilities]:
     return present, weights / weights.sum()
 
 
-def _ranks(symbols: Symbols | npt.NDArray[np.int32], table: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+def ranks_of(symbols: Symbols | npt.NDArray[np.int32], table: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
     """Symbols as positions among those that occur."""
     if table.all():
         return symbols.astype(np.int32)
@@ -393,10 +417,11 @@ def _gap_shift(count: int, size: int) -> int:
 
 
 def _gap_model(code: IndexCode, table: npt.NDArray[np.uint8], count: int, size: int, shift: int) -> Any:
-    return _categorical(_geometric(count, size, shift) if code == IndexCode.GEOMETRIC else _weights(table)[1])
+    return categorical(_geometric(count, size, shift) if code == IndexCode.GEOMETRIC else probabilities_of(table)[1])
 
 
-def _categorical(probabilities: Probabilities) -> Any:
+def categorical(probabilities: Probabilities) -> Any:
+    """constriction's model of symbols with these probabilities."""
     return constriction.stream.model.Categorical(probabilities, perfect=False)
 
 

@@ -28,11 +28,11 @@ from laconic.codecs.entropy import (
     bernoulli,
     check_empty,
     coded_bytes,
+    contexts_of,
     guarded,
-    read_symbols,
     write_shortest,
-    write_symbols,
 )
+from laconic.codecs.integers import has_code, read_integers, write_integers
 from laconic.codecs.stream import Bytes, Sink, Source
 from laconic.codecs.vector import floating, read_exact, unpack_bits, write_exact
 from laconic.core import Leaf, PayloadError, Shared, Spec, Tree, cut, resolve
@@ -44,9 +44,6 @@ _CERTAIN = 65535  # a frequency of this says that all bits are 1; 0 says that no
 _CONTEXTS = 64  # at the most: where more probabilities differ, neighbours share a context
 _SLICE = 1 << 16  # bits at a time, where each has a probability of its own
 _WORTH = 2**-10  # what a probability for each bit must save against contexts
-_FEW = 16  # integers that are not worth a code
-_SMALL = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_LARGEST = 65535  # the largest integer that is coded
 
 
 class BitCode(IntEnum):
@@ -96,7 +93,8 @@ class Coded:
     | `shared` | those, or one for each context, or the expected probability of each bit as it is |
 
     A receiver reads all of them. Leaves of at least sixteen integers that are not negative are coded by their
-    frequencies where that is shorter; the others, and exact floating-point leaves, are written as they lie in memory.
+    frequencies, or by those among equal values of what the receiver holds, where that is shorter; the others, and exact
+    floating-point leaves, are written as they lie in memory.
     """
 
     model: MaskModel = "shared"
@@ -108,8 +106,8 @@ class Coded:
         for name, leaf in tree.items():
             if leaf.dtype == torch.bool or (leaf.is_floating_point() and name not in shared.exact):
                 continue
-            if leaf.dtype in _SMALL and leaf.numel() >= _FEW:
-                _write_integers(sink, leaf)
+            if has_code(leaf.dtype, leaf.numel()):
+                write_integers(sink, leaf, shared.held.get(name))
             else:
                 write_exact({name: leaf}, sink, shared.exact)
 
@@ -121,8 +119,8 @@ class Coded:
             if name in quantised or name in tree:
                 continue
             leaf = leaf if leaf.length is None else resolve({name: leaf}, tree)[name]  # follows from what came before
-            if leaf.dtype in _SMALL and leaf.size >= _FEW:
-                tree[name] = _read_integers(source, leaf)
+            if has_code(leaf.dtype, leaf.size):
+                tree[name] = read_integers(source, leaf, shared.held.get(name))
             else:
                 tree |= read_exact(source, {name: leaf}, shared.exact)
         return tree
@@ -227,9 +225,7 @@ class _Groups(NamedTuple):
 class _Expectation:
     """What both ends know of each bit: its probability to be 1 in 65535ths, 0 where nothing is expected of it.
 
-    Each level is a context. Where there are more than 64, contexts are made of neighbouring levels, with about the same
-    number of bits each: a level whose bits lie, in increasing order, at positions a to b belongs to the context
-    ⌊64 · (a + b) / 2n⌋.
+    Each level is a context, or neighbours share one of at most 64 (`contexts_of`).
     """
 
     def __init__(self, levels: Levels) -> None:
@@ -237,14 +233,7 @@ class _Expectation:
         self.counts = np.bincount(levels, minlength=_CERTAIN)
         self.probabilities = np.arange(len(self.counts)) / _CERTAIN
         self.probabilities[0] = 0.5
-        present = np.flatnonzero(self.counts)
-        at = np.arange(len(present))
-        if len(present) > _CONTEXTS:
-            ends = np.cumsum(self.counts[present])
-            at = (2 * ends - self.counts[present]) * _CONTEXTS // (2 * len(levels))
-            at = np.cumsum(np.diff(at, prepend=at[0]) > 0)
-        self.contexts = np.zeros(len(self.counts), np.uint8)
-        self.contexts[present] = at
+        self.contexts = contexts_of(self.counts, _CONTEXTS)
         self.sizes = self.sums(self.counts)
 
     def sums(self, counts: Indices) -> Indices:
@@ -344,33 +333,3 @@ def _cost(ones: Indices, sizes: Indices, probabilities: Probabilities) -> float:
 
 def _bytes(leaf: Tensor) -> Bytes:
     return leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-
-
-# --- integers -----------------------------------------------------------------------------------------------------
-
-
-def _write_integers(sink: Sink, leaf: Tensor) -> None:
-    """A byte: 0 for integers as they lie in memory; 1 for the largest of them, and symbols."""
-    values = leaf.detach().cpu().contiguous().reshape(-1)
-    low, high = (int(bound) for bound in torch.aminmax(values))
-    if low >= 0 and high <= _LARGEST:
-        draft = Sink()
-        draft.write(b"\1")
-        draft.write_uint(high)
-        write_symbols(draft, values.to(torch.uint8 if high < 256 else torch.int32), high + 1)
-        coded = draft.getvalue()
-        if len(coded) <= leaf.numel() * leaf.dtype.itemsize:
-            sink.write(coded, ideal_bits=draft.ideal_bits)
-            return
-    sink.write(b"\0")
-    write_exact({"": values}, sink)
-
-
-def _read_integers(source: Source, leaf: Leaf) -> Tensor:
-    (code,) = source.read(1)
-    if code == 0:
-        return read_exact(source, {"": leaf})[""]
-    if code != 1:
-        raise PayloadError("coder", f"integers in code {code}, which has no meaning here")
-    alphabet = source.read_uint(min(_LARGEST, torch.iinfo(leaf.dtype).max)) + 1
-    return read_symbols(source, leaf.size, alphabet).to(leaf.dtype).reshape(leaf.shape)

@@ -15,7 +15,7 @@ class Shared:
 
     `key` is the same at both ends; `received` is the decoded broadcast (empty on the way down); `exact` names the
     floating-point leaves that must come through as they are; `expected` holds the probability of each bit of some
-    leaves of bits; `held` is what the receiver held before (empty on the way up).
+    leaves of bits; `held` is what the receiver of this message already holds, by leaf name, where both ends know it.
     """
 
     key: Key
