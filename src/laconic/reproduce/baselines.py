@@ -6,14 +6,15 @@ from laconic.reproduce.training import (
     Arm,
     Figure,
     Training,
-    against_bytes_up,
+    byte_share,
+    front,
     last_evaluations,
     summed_up,
     training_recipe,
 )
 
 ACCURACY, LAST, LOCAL = "accuracy, mean of the last ten, %", "accuracy at the end, %", "local accuracy, %"
-BITS = "bits per parameter up"
+BITS, BITS_DOWN, SHARE = "bits per parameter up", "bits per parameter down", "bytes both ways, % of the first"
 
 _EM = Training(
     """
@@ -68,17 +69,17 @@ down = "float32"
     ),
 )
 
-_UP = {
-    "float32": "float32",
-    "eden-4": "eden:bits=4",
-    "eden-2": "eden:bits=2",
-    "qsgd": "qsgd:levels=128",
-    "terngrad": "terngrad",
-    "eden-1": "eden:bits=1",
-    "drive": "drive",
-    "ef-signsgd": "ef(signsgd)",
-    "signsgd": "signsgd",
-    "ef-topk": "ef(topk:fraction=0.01)",
+_BOTH_WAYS = {
+    "float32": ("float32", "float32"),
+    "eden-4": ("eden:bits=4", "eden:bits=4"),
+    "eden-2": ("eden:bits=2", "eden:bits=2"),
+    "eden-1": ("eden:bits=1", "eden:bits=1"),
+    "eden-0.5": ("eden:bits=0.5", "eden:bits=0.5"),
+    "qsgd": ("qsgd:levels=128", "qsgd:levels=128"),
+    "terngrad": ("terngrad", "terngrad"),
+    "ef-signsgd": ("ef(signsgd)", "signsgd"),
+    "signsgd": ("signsgd", "signsgd"),
+    "ef-topk": ("ef(topk:fraction=0.01)", "topk:fraction=0.01"),
 }
 _CODECS = Training(
     """
@@ -100,18 +101,74 @@ name = "fedavg"
 local_epochs = 1
 batch_size = 50
 lr = 0.1
-
-[link]
-down = "float32"
 """,
-    tuple(Arm(name, (f"link.up={codec}",)) for name, codec in _UP.items()),
+    tuple(Arm(name, (f"link.up={up}", f"link.down={down}")) for name, (up, down) in _BOTH_WAYS.items()),
     (
         Figure(ACCURACY, last_evaluations),
         Figure(LOCAL, summed_up("local_accuracy", times=100)),
         Figure(BITS, summed_up("bits_per_parameter_up")),
+        Figure(BITS_DOWN, summed_up("bits_per_parameter_down")),
+        Figure(SHARE, byte_share),
     ),
-    picture=against_bytes_up,
+    seeds=3,
+    picture=front,
 )
+
+_LENET = """
+[run]
+rounds = 300
+cohort = 10
+eval_every = 10
+precision = "bfloat16"
+evaluations = ["global"]
+
+[data]
+SOURCE
+
+[model]
+name = "lenet5_fs"
+init = "glorot:gain=0.7"
+dropout = true
+
+[method]
+server = { name = "adam", lr = 0.001 }
+local_epochs = 1
+batch_size = BATCH
+lr = 0.05
+"""
+_EDEN = {bits: (f"link.up=eden:bits={bits}", f"link.down=eden:bits={bits}") for bits in (1, 2)}
+
+
+def _two_ways(source: str, *, batch: int, lambda0: float, seeds: int) -> Training:
+    """FedAdam and FedSparse `mid` with few bits both ways, and FedAdam with 32 beside them."""
+    adam, sparse = ("method.name=fedopt",), ("method.name=fedsparse", f"method.lambda0={lambda0!r}")
+    return Training(
+        _LENET.replace("SOURCE", source).replace("BATCH", str(batch)),
+        (
+            Arm("fedavg", adam),
+            Arm("fedavg-eden-1", (*adam, *_EDEN[1])),
+            Arm("fedavg-eden-2", (*adam, *_EDEN[2])),
+            Arm("fedsparse-eden-2", (*sparse, *_EDEN[2])),
+            Arm("fedsparse-eden-1", (*sparse, *_EDEN[1])),
+        ),
+        (
+            Figure(ACCURACY, last_evaluations),
+            Figure(SHARE, byte_share),
+            Figure(BITS, summed_up("bits_per_parameter_up")),
+            Figure(BITS_DOWN, summed_up("bits_per_parameter_down")),
+        ),
+        seeds=seeds,
+        picture=front,
+    )
+
+
+_TWO_WAYS = _two_ways(
+    'source = "cifar10"\nclients = 100\npartition = { kind = "dirichlet", alpha = 1.0 }',
+    batch=64,
+    lambda0=5e-7,
+    seeds=3,
+)
+_WRITERS = _two_ways('source = "mnist_by_writer"', batch=20, lambda0=7.8e-7, seeds=1)
 
 _DATASETS = {
     "mnist": ("data.source=mnist", "model.name=lenet5", "method.batch_size=20"),
@@ -145,6 +202,8 @@ lr = 0.05
 
 recipes = (
     training_recipe("em", "FedAvg and FedAdam as LG-FedAvg's and FedSparse's tables 1 have them", _EM, seconds=2_600),
-    training_recipe("codecs", "Ten codecs on the way up, CIFAR-10: accuracy against bytes", _CODECS, seconds=2_200),
+    training_recipe("codecs", "Ten codecs both ways, CIFAR-10: accuracy against bytes", _CODECS, seconds=7_000),
+    training_recipe("two-ways", "EDEN both ways under FedAdam and FedSparse, CIFAR-10", _TWO_WAYS, seconds=5_000),
+    training_recipe("two-ways-writers", "The same by writers, 836 clients", _WRITERS, seconds=2_000),
     training_recipe("precision", "bfloat16 against float32 on MNIST and CIFAR-10", _PRECISION, seconds=2_400),
 )

@@ -22,7 +22,7 @@ import tomli_w
 from laconic.comparison import compare_tables
 from laconic.config import Table, overridden, resolved, sections
 from laconic.core import DataError, RunError, UserError
-from laconic.engine import Record, changes, plot
+from laconic.engine import Record, changes, curve, plot
 from laconic.engine.files import write_atomically
 from laconic.engine.run import without_none
 from laconic.report import RunRecord, find_runs, read_run
@@ -295,16 +295,45 @@ def _said(name: str, run: RunRecord) -> dict[str, Any]:
 
 def against_bytes(found: Runs, figure: Any) -> None:
     """Accuracy against the bytes of both ways."""
-    _against(found, figure, {}, "bytes sent, both ways")
-
-
-def against_bytes_up(found: Runs, figure: Any) -> None:
-    """Accuracy against the bytes that clients sent."""
-    _against(found, figure, {"bytes_down": 0}, "bytes sent up")
-
-
-def _against(found: Runs, figure: Any, left_out: dict[str, int], label: str) -> None:
-    histories = {name: [[{**line, **left_out} for line in run.history] for run in runs] for name, runs in found.items()}
+    histories = {name: [run.history for run in runs] for name, runs in found.items()}
     lines = [line for runs in histories.values() for run in runs for line in run]
     metric = next(key for key in ("global_accuracy", "local_accuracy") if any(line.get(key) for line in lines))
-    plot(histories, metric=metric, axes=figure.add_subplot()).set_xlabel(label)
+    plot(histories, metric=metric, axes=figure.add_subplot()).set_xlabel("bytes sent, both ways")
+
+
+def front(found: Runs, figure: Any) -> None:
+    """Accuracy against the bytes of both ways: names at the lines, a band over the seeds, and the front marked.
+
+    A run is on the front where none that cost no more was more accurate in the mean of its last ten evaluations.
+    """
+    axes = figure.add_subplot()
+    ink = "#7a7a7a"  # legible on white and on black
+    figure.patch.set_alpha(0)
+    axes.patch.set_alpha(0)
+    ends: list[tuple[float, float, str, Any]] = []
+    for name, runs in found.items():
+        curves = [[(p.num_bytes, 100 * p.value) for p in curve(run.history)] for run in runs]
+        points = list(zip(*curves, strict=False))
+        x = [statistics.fmean(size for size, _ in at) for at in points]
+        y = [[value for _, value in at] for at in points]
+        (line,) = axes.plot(x, [statistics.fmean(values) for values in y], linewidth=1.2)
+        if len(runs) > 1:
+            axes.fill_between(x, [min(v) for v in y], [max(v) for v in y], color=line.get_color(), alpha=0.2, lw=0)
+        last = statistics.fmean(value for run in runs if (value := last_evaluations(run)) is not None)
+        ends.append((x[-1], last, name, line.get_color()))
+    best = [end for end in ends if not any(x <= end[0] and y > end[1] for x, y, *_ in ends)]
+    axes.plot(*zip(*sorted((x, y) for x, y, *_ in best), strict=True), "--", color=ink, linewidth=1, zorder=0)
+    taken: list[float] = []
+    low, high = axes.get_ylim()
+    for x, y, name, color in sorted(ends, key=lambda end: end[1]):
+        at = max([y, *(other + (high - low) / 28 for other in taken[-1:])])  # names do not lie on each other
+        taken.append(at)
+        axes.plot([x], [y], "o", color=color, markersize=6 if (x, y, name, color) in best else 3)
+        axes.annotate(name, (x, y), (1.01, at), textcoords=axes.get_yaxis_transform(), va="center", color=color)
+    axes.set_xscale("log")
+    axes.set_xlabel("bytes both ways", color=ink)
+    axes.set_ylabel("accuracy, %", color=ink)
+    axes.tick_params(which="both", colors=ink)
+    for side in axes.spines.values():
+        side.set_color(ink)
+    axes.grid(alpha=0.25, color=ink)
