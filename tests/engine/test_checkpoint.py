@@ -47,7 +47,7 @@ def identity(state: State) -> Any:
         dict(state.codec),
         state.local,
         state.ledger,
-        None if down is None else (tree_sha256(down.known), list(down.known), down.sent, down.seen),
+        None if down is None else (tree_sha256(down.held), list(down.held), down.sent, down.seen),
     )
 
 

@@ -93,12 +93,12 @@ def test_clients_train_from_what_the_server_knows(codec: str) -> None:
     """The server's replica and a client's, built from the frames alone, are the same bits."""
     simulation = ready(codec)
     agreement, server = simulation.agreement, simulation.state.server
-    assert agreement.sends_changes
-    known = replica = agreement.first_known()
+    assert agreement.remembers
+    known = replica = agreement.first_held()
     for number in range(1, 4):
         server = {name: leaf + 0.01 * torch.sin(number + leaf) for name, leaf in server.items()}
-        frame, known = send(agreement, server, to_everyone(number), known)
-        replica = receive(agreement, frame, to_everyone(number), replica)
+        frame, (_, known) = send(agreement, server, to_everyone(number), known)
+        replica = receive(agreement, frame, to_everyone(number), replica).held
         assert all(torch.equal(known[name], replica[name]) for name in known)
 
 
@@ -107,17 +107,17 @@ def test_what_is_lost_on_the_way_down_is_sent_later() -> None:
     simulation = ready("eden:bits=2")
     agreement = simulation.agreement
     target = {name: leaf + 1 for name, leaf in simulation.state.server.items()}
-    known = agreement.first_known()
+    known = agreement.first_held()
     gaps = []
     for number in range(1, 9):
-        _, known = send(agreement, target, to_everyone(number), known)
+        _, (_, known) = send(agreement, target, to_everyone(number), known)
         gaps.append(sum(float((known[name] - target[f"w/{name}"]).square().sum()) for name in known))
     assert all(later < 0.3 * earlier for earlier, later in itertools.pairwise(gaps))
 
 
 def test_missed_frames_are_counted() -> None:
     cohort = 2
-    result = run("float32", "drive", rounds=6, cohort=cohort)
+    result = run("float32", "drive", rounds=6, cohort=cohort, down_memory="shared")
     parameters = result.summary["parameters"]
     whole = HEADER_BYTES + 4 * parameters
     least = HEADER_BYTES + parameters // 8
@@ -244,12 +244,12 @@ def test_majority_vote_moves_clients_by_the_majority() -> None:
     """With votes of ±step and no residual yet, what clients know moves by step × the sign of the votes' sum."""
     simulation = ready("signsgd_mv:step=0.01")
     agreement, server = simulation.agreement, simulation.state.server
-    known = agreement.first_known()
+    known = agreement.first_held()
     votes = {
         name: torch.randn(3, *leaf.shape, generator=Key.from_seed(5).torch()).sign() for name, leaf in known.items()
     }
     server = {f"w/{name}": known[name] + 0.01 * vote.mean(dim=0) for name, vote in votes.items()}
-    _, moved = send(agreement, server, to_everyone(1), known)
+    _, (moved, _) = send(agreement, server, to_everyone(1), known)
     for name, vote in votes.items():
         torch.testing.assert_close(moved[name] - known[name], 0.01 * vote.sum(dim=0).sign(), rtol=0, atol=1e-6)
 
@@ -298,20 +298,15 @@ def test_frozen_parameters_do_not_travel_up() -> None:
 
 
 def test_given_first_weights_cost_their_first_contact() -> None:
-    """What comes from the run's key is known to all; what was given must be sent to everyone once."""
+    """What comes from the run's key is known to all; what was given is sent to everyone by the codec's own means."""
     given = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    result = lc.fit(data=federation(), model=given, rounds=2, cohort=6, down="drive", workers=0)
-    parameters = result.summary["parameters"]
-    first, second = (record["bytes_down"] for record in result.history)
-    assert first == 6 * (HEADER_BYTES + 4 * parameters)
-    assert second < 6 * (HEADER_BYTES + parameters)
-
-
-@pytest.mark.parametrize("method", ["fedsparse", "feddrop"])
-def test_weights_are_not_sent_through_codecs_made_for_changes(method: str) -> None:
-    with pytest.raises(ConfigError, match="made for changes"):
-        lc.fit(method=method, data=federation(), rounds=1, cohort=2, down="topk:fraction=0.01", workers=0)
-    lc.fit(method=method, data=federation(), rounds=1, cohort=2, down="int8", workers=0)
+    settings: dict[str, Any] = {"data": federation(), "rounds": 2, "cohort": 6, "down": "eden:bits=4", "workers": 0}
+    one, other = lc.fit(model=given, **settings), lc.fit(model="logistic", **settings)
+    bits = 8 * (HEADER_BYTES + one.summary["parameters"])
+    for result in (one, other):
+        for record in result.history:
+            assert 8 * record["bytes_down"] < 6 * bits
+    assert one.history[0]["bytes_down"] > 5 * other.history[0]["bytes_down"]
 
 
 @pytest.mark.parametrize("down", ["mask", "mask | eden:bits=4", "mask | float16", "int8", "topk:fraction=0.01"])
@@ -325,15 +320,10 @@ def test_counts_go_down_by_any_codec_and_come_as_they_are(down: str) -> None:
 
 
 def test_what_follows_mask_decides_what_goes_down() -> None:
-    """Weights of varying shape don't pass a sparsifier, with coded bits or without; for others, it sends changes."""
-    settings: dict[str, Any] = {"data": federation(), "rounds": 1, "cohort": 2, "workers": 0}
-    lc.fit(method="fedsparse", down="mask", up="mask | eden:bits=2", **settings)
-    lc.fit(method="fedsparse", down="mask | eden:bits=4", **settings)
-    with pytest.raises(ConfigError, match="made for changes"):
-        lc.fit(method="fedsparse", down="mask | topk:fraction=0.01", **settings)
-    assert ready("mask | drive").agreement.sends_changes
-    assert not ready("mask").agreement.sends_changes
-    assert not ready("mask | float16").agreement.sends_changes
+    """Bits and counts by themselves are given as they are; values after it go as changes unless they go whole."""
+    assert ready("mask | drive").agreement.remembers
+    assert not ready("mask").agreement.remembers
+    assert not ready("mask | float16").agreement.remembers
 
 
 def test_a_link_that_is_left_out_is_the_methods_own() -> None:

@@ -90,7 +90,7 @@ def test_what_clients_hold_is_sent_to_a_worker_once() -> None:
         real = pipe.send_bytes
         pipe.send_bytes = lambda packed: (sizes.append(len(packed)), real(packed))[1]  # type: ignore[method-assign]
         for number in range(3):
-            pool.share(frame=b"f", round=bytes([number + 1, 0, 0, 0]), known=b"k" * 10_000)
+            pool.share(frame=b"f", round=bytes([number + 1, 0, 0, 0]), held=b"k" * 10_000)
         assert sizes[0] > 10_000
         assert max(sizes[1:]) < 1000
     finally:
@@ -108,7 +108,7 @@ def test_a_round_that_is_abandoned_is_no_step() -> None:
     steps = []
     for record in run:
         assert run.state.downlink is not None
-        steps.append(int(run.state.downlink.known["#step"][0]))
+        steps.append(int(run.state.downlink.held["#step"][0]))
         assert ("abandoned" in record) == (record["round"] == 3)
     assert steps == [0, 1, 2, 2]
     assert int(run.state.server["sent/#step"][0]) == 3
@@ -118,9 +118,9 @@ def test_a_client_that_missed_a_frame_is_charged_for_it() -> None:
     run = _run(vardrop(), workers=0)
     down = run.state.downlink
     assert down is not None
-    frame, known = send(run.agreement, run.state.server, to_everyone(1), down.known)
+    frame, (known, _) = send(run.agreement, run.state.server, to_everyone(1), down.held)
     assert down.costs(len(frame), range(4)) == 4 * [len(frame)]
-    assert torch.equal(known["w/0.weight"], down.known["w/0.weight"])  # nothing has been learnt yet
+    assert torch.equal(known["w/0.weight"], down.held["w/0.weight"])  # nothing has been learnt yet
 
 
 def test_check_method_sees_a_step_that_counts_twice() -> None:

@@ -43,8 +43,8 @@ def update(toys: Any) -> tuple[Agreement, dict[str, torch.Tensor], bytes]:
     """An agreement, a broadcast and an honest reply of client 3 in round 1."""
     simulation = toys.simulation()
     agreement = simulation.agreement
-    frame, received = send(agreement, simulation.state.server, to_everyone(1))
-    assert all(torch.equal(received[n], v) for n, v in receive(agreement, frame, to_everyone(1)).items())
+    frame, (received, _) = send(agreement, simulation.state.server, to_everyone(1))
+    assert all(torch.equal(received[n], v) for n, v in receive(agreement, frame, to_everyone(1)).received.items())
     done = client_round(agreement, received, CLIENT, {}, {}, simulation.clients.client(3))
     return agreement, received, done.frame
 
@@ -228,7 +228,7 @@ def test_no_examples_no_score(toys: Any) -> None:
 def test_a_local_update_leaves_its_inputs_alone(toys: Any) -> None:
     simulation = toys.simulation(up="ef(signsgd)")
     agreement, data = simulation.agreement, simulation.clients.client(2)
-    _, received = send(agreement, simulation.state.server, to_everyone(1))
+    _, (received, _) = send(agreement, simulation.state.server, to_everyone(1))
     state = agreement.link.up.init_state(agreement.method.message_spec(received))
     before = [{n: v.clone() for n, v in tree.items()} for tree in (received, state, simulation.state.server)]
     client_round(agreement, received, ClientInfo(2, 1, 0), {}, state, data)

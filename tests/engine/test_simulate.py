@@ -305,7 +305,7 @@ def test_a_bad_frame_costs_one_reply_and_is_counted(toys: Any, monkeypatch: pyte
 
 
 def honest_frame(simulation: Simulation, round: int, client: int) -> bytes:
-    received = send(simulation.agreement, simulation.state.server, to_everyone(round))[1]
+    received = send(simulation.agreement, simulation.state.server, to_everyone(round))[1].received
     data = simulation.clients.client(client)
     return client_round(simulation.agreement, received, ClientInfo(client, round, 0), {}, {}, data).frame
 
@@ -383,7 +383,7 @@ def test_a_third_of_the_clients_vanishes_in_every_round(toys: Any) -> None:
     server = honest.state.server
     for record in simulation:
         number = record["round"]
-        received = send(agreement, server, to_everyone(number))[1]
+        received = send(agreement, server, to_everyone(number))[1].received
         infos = [ClientInfo(c, number, 0) for c in cohort_of(honest, number) if (c + number) % 3]
         updates = {i: client_round(agreement, received, i, {}, {}, honest.clients.client(i.id)) for i in infos}
         server = server_round(

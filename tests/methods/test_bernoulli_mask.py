@@ -595,7 +595,7 @@ def test_seeds_that_differ_between_server_and_client_are_caught() -> None:
         receive(client.agreement, frame, to_everyone(1))
     assert caught.value.reason == "fingerprint"
     again: Agreement = _simulation(fedpm(), rounds=1, seed=0).agreement
-    assert torch.equal(receive(again, frame, to_everyone(1))["#seed"], server.state.server["seed"])
+    assert torch.equal(receive(again, frame, to_everyone(1)).received["#seed"], server.state.server["seed"])
 
 
 @pytest.mark.parametrize(("total", "value"), [(3, 4), (3, -1), (-1, 0), (2**40, 2)])

@@ -196,15 +196,15 @@ def test_replicas_are_the_same_after_every_iteration(down: str, share_alpha: boo
     agreement = Agreement(method.bind(small_task(batch_norm=True)), Link(FLOAT32, parse(down)), Key.from_seed(1))
     federation = small_federation(clients=3)
     server = agreement.method.init(agreement.key.fold_in("init"))
-    known = agreement.first_known()
-    devices = {c: agreement.first_known() for c in range(3)}
+    known = agreement.first_held()
+    devices = {c: agreement.first_held() for c in range(3)}
     personal = {c: agreement.method.init_client(agreement.key.fold_in("init_client", c)) for c in range(3)}
     sent = []
     for number in range(1, 7):
-        frame, known = send(agreement, server, to_everyone(number), known)
+        frame, (known, _) = send(agreement, server, to_everyone(number), known)
         replies = []
         for c in devices:
-            devices[c] = receive(agreement, frame, to_everyone(number), devices[c])
+            devices[c] = receive(agreement, frame, to_everyone(number), devices[c]).held
             turn = client_round(agreement, devices[c], ClientInfo(c, number, 0), personal[c], {}, federation.client(c))
             personal[c] = turn.personal
             replies.append(open_reply(agreement, turn.frame, known, ClientInfo(c, number, 0)))

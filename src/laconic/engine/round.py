@@ -308,11 +308,16 @@ def _opened(
 # --- the server's first half -----------------------------------------------------------------------------------------
 
 
-def send(agreement: Agreement, tree: Tree, client: ClientInfo, held: Tree | None = None) -> tuple[bytes, Held]:
-    """The frame of a broadcast, and what whoever gets it has then: lossy codecs change it.
+def send(agreement: Agreement, server: Tree, client: ClientInfo, held: Tree | None = None) -> tuple[bytes, Held]:
+    """The frame of the server's broadcast, and what whoever gets it has then: lossy codecs change it.
 
     `held` is what that client holds, where frames build on that.
     """
+    return send_tree(agreement, agreement.broadcast(server, client), client, held)
+
+
+def send_tree(agreement: Agreement, tree: Tree, client: ClientInfo, held: Tree | None = None) -> tuple[bytes, Held]:
+    """The same for a broadcast that is made already."""
     spec = agreement.broadcast_spec(client, held)
     tree = _in_order(tree, spec)
     base = agreement.base(tree, spec, held)

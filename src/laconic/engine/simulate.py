@@ -220,10 +220,11 @@ class Simulation:
         state, everyone = self.state, to_everyone(self.state.round)
         if self.method.replica is not None and state.downlink is not None:
             return state.downlink.held
-        tree = self.agreement.broadcast(state.server, everyone)
         if state.memories is not None:
-            return tree
-        return send(self.agreement, tree, everyone, None if state.downlink is None else state.downlink.held)[1].received
+            return self.agreement.broadcast(state.server, everyone)
+        return send(self.agreement, state.server, everyone, None if state.downlink is None else state.downlink.held)[
+            1
+        ].received
 
     def _end_phase(self, evaluation: Mapping[str, Any]) -> dict[str, int]:
         """Go on to the method's next phase where an evaluation says that its goal is reached."""

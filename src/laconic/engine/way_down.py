@@ -73,7 +73,7 @@ class ToAll(WayDown):
         super().__init__(state.downlink, round)
         self._downlink, everyone = state.downlink, to_everyone(round)
         held = None if state.downlink is None else state.downlink.held
-        frame, self._has = send(agreement, agreement.broadcast(state.server, everyone), everyone, held)
+        frame, self._has = send(agreement, state.server, everyone, held)
         self._num_bytes = len(frame)
         shared = {"frame": frame, "round": round.to_bytes(4, "little")}
         costs, snapshots = [len(frame)] * len(cohort), [False] * len(cohort)
@@ -138,7 +138,7 @@ class ToEach(WayDown):
         num_bytes = result.down
         if num_bytes is None:  # a worker died before it could say
             held = (unpack(self.held(client.id)) or self._agreement.first_held()) if self._memories else None
-            num_bytes = len(send(self._agreement, self._tree(client), client, held)[0])
+            num_bytes = len(send(self._agreement, self._server, client, held)[0])
         self._count(client.id, num_bytes)
         if self._memories is not None and result.held and not (isinstance(result, Failure) and not result.heard):
             staged = self._memories.store.stage(client.id, result.held)

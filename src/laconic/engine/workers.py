@@ -32,7 +32,7 @@ from laconic.core import (
     Tree,
 )
 from laconic.engine.processes import Child, can_fork, end, fork, settle
-from laconic.engine.round import Agreement, Held, Score, chunks, client_round, evaluate, receive, send, to_everyone
+from laconic.engine.round import Agreement, Held, Score, chunks, client_round, evaluate, receive, send_tree, to_everyone
 from laconic.engine.store import pack, unpack
 
 _AHEAD = 8  # jobs per worker that may be finished before the oldest one is: bounds what waits in memory
@@ -141,7 +141,7 @@ class Station:
         agreement = self.agreement
         tree = agreement.broadcast(self.server, client) if agreement.method.per_client else self._broadcast
         before = (unpack(held) or self.first_held) if agreement.remembers else None
-        return send(agreement, tree, client, before)
+        return send_tree(agreement, tree, client, before)
 
     @cached_property
     def _broadcast(self) -> Tree:

@@ -313,8 +313,7 @@ class Nodes:
             for old in [key for key in self._shared if key.startswith("snapshot-")]:
                 del self._shared[old]
             agreement, everyone = self._simulation.agreement, to_everyone(round)
-            tree = agreement.broadcast(self._simulation.state.server, everyone)
-            received = send(agreement, tree, everyone, down.held)[1].received
+            received = send(agreement, self._simulation.state.server, everyone, down.held)[1].received
             self._shared[name] = send_snapshot(agreement, received, everyone)
         return self._shared[name]
 

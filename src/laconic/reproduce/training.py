@@ -314,21 +314,22 @@ def front(found: Runs, figure: Any) -> None:
     for name, runs in found.items():
         curves = [[(p.num_bytes, 100 * p.value) for p in curve(run.history)] for run in runs]
         points = list(zip(*curves, strict=False))
-        x = [statistics.fmean(size for size, _ in at) for at in points]
-        y = [[value for _, value in at] for at in points]
-        (line,) = axes.plot(x, [statistics.fmean(values) for values in y], linewidth=1.2)
+        sizes = [statistics.fmean(size for size, _ in at) for at in points]
+        values = [[value for _, value in at] for at in points]
+        (line,) = axes.plot(sizes, [statistics.fmean(several) for several in values], linewidth=1.2)
         if len(runs) > 1:
-            axes.fill_between(x, [min(v) for v in y], [max(v) for v in y], color=line.get_color(), alpha=0.2, lw=0)
+            low, high = ([bound(several) for several in values] for bound in (min, max))
+            axes.fill_between(sizes, low, high, color=line.get_color(), alpha=0.2, lw=0)
         last = statistics.fmean(value for run in runs if (value := last_evaluations(run)) is not None)
-        ends.append((x[-1], last, name, line.get_color()))
+        ends.append((sizes[-1], last, name, line.get_color()))
     best = [end for end in ends if not any(x <= end[0] and y > end[1] for x, y, *_ in ends)]
     axes.plot(*zip(*sorted((x, y) for x, y, *_ in best), strict=True), "--", color=ink, linewidth=1, zorder=0)
-    taken: list[float] = []
-    low, high = axes.get_ylim()
-    for x, y, name, color in sorted(ends, key=lambda end: end[1]):
-        at = max([y, *(other + (high - low) / 28 for other in taken[-1:])])  # names do not lie on each other
-        taken.append(at)
-        axes.plot([x], [y], "o", color=color, markersize=6 if (x, y, name, color) in best else 3)
+    bottom, top = axes.get_ylim()
+    at = bottom
+    for end in sorted(ends, key=lambda end: end[1]):
+        x, y, name, color = end
+        at = max(y, at + (top - bottom) / 28)  # names do not lie on each other
+        axes.plot([x], [y], "o", color=color, markersize=6 if end in best else 3)
         axes.annotate(name, (x, y), (1.01, at), textcoords=axes.get_yaxis_transform(), va="center", color=color)
     axes.set_xscale("log")
     axes.set_xlabel("bytes both ways", color=ink)
