@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +258,7 @@ def test_a_memory_never_drifts_away_from_a_server_that_stands_still(codec: str) 
         wanted = agreement.broadcast(target, info)
         gaps.append(sum(float((held[name] - wanted[name]).square().sum()) for name in wanted))
     if not traits_of(parse(codec)).literal:
-        assert all(later <= earlier * 1.0001 for earlier, later in zip(gaps, gaps[1:], strict=False))
+        assert all(later <= earlier * 1.0001 for earlier, later in itertools.pairwise(gaps))
 
 
 def test_the_scale_is_that_of_least_squares() -> None:

@@ -600,6 +600,24 @@ def decode(text: str, payload: bytes, spec: Spec, key: bytes) -> dict[str, Array
     return read_payload(parse(text), payload, spec, key, {})
 
 
+def read_change(
+    text: str, payload: bytes, spec: Spec, key: bytes, held: Mapping[str, Array]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """What a receiver has after a change from what it holds, and what it holds then (leaves of one name and shape)."""
+    exact = text.split(":")[0] == "signsgd_mv" or text in ("topk:fraction=1", "randk:fraction=1", "threshold:level=0")
+    moved = [name for name, leaf in spec.items() if leaf.quantized]
+    scale = np.float32(1)
+    if moved and not exact:
+        refuse("truncated", len(payload) < 4)
+        scale, payload = np.frombuffer(payload[:4], "<f4")[0], payload[4:]
+        refuse("non_finite", not np.isfinite(scale))
+    received = decode(text, payload, spec, key)
+    for name in moved:
+        begins = held[name] if name in held and held[name].shape == received[name].shape else np.float32(0)
+        received[name] = scale * received[name] + begins
+    return received, {**held, **received}
+
+
 def read_payload(codec: Codec, payload: bytes, spec: Spec, key: bytes, known: Mapping[str, Array]) -> dict[str, Array]:
     """The leaves of the spec; `known` are others from which lengths may follow."""
     source = Source(payload)

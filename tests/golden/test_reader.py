@@ -408,14 +408,25 @@ def test_frames_of_a_round_have_the_keys_of_the_page() -> None:
     link = Link(parse("randk:fraction=0.5,per_leaf=true"), parse("randk:fraction=0.5"))
     agreement = Agreement(fedavg(solver=Solver(lr=0.1, batch_size=4)).bind(small_task()), link, Key.from_seed(2026))
     server = agreement.method.init(agreement.key.fold_in("init"))
-    known = {name: torch.zeros_like(leaf) for name, leaf in agreement.first_held().items()}
+    server = {name: leaf + 0.1 * torch.sin(9 * leaf) for name, leaf in server.items()}
+    known = agreement.first_held()
     spec = {name: reader.Leaf(tuple(leaf.shape)) for name, leaf in known.items()}
+    start = {name: leaf.numpy() for name, leaf in known.items()}
     common = {"codec": 49, "round": 3, "fingerprint": agreement.fingerprint}
 
     frame, (_, held) = send(agreement, server, to_everyone(3), known)
     _, payload = reader.open_frame(frame, direction=0, client=reader.BROADCAST, **common)
-    found = reader.decode(link.down.text, payload, spec, reader.down_key(reader.root_key(2026), 3))
+    found, kept = reader.read_change(link.down.text, payload, spec, reader.down_key(reader.root_key(2026), 3), start)
     assert all(np.array_equal(found[name], leaf.numpy()) for name, leaf in held.items())
+
+    client = ClientInfo(id=2, round=4, examples=0)
+    again = {name: leaf + 0.1 for name, leaf in server.items()}
+    frame, (received, after) = send(agreement, again, client, held)
+    _, payload = reader.open_frame(frame, direction=0, client=2, **(common | {"round": 4}))
+    own = reader.down_key(reader.root_key(2026), 4, 2)
+    found, kept = reader.read_change(link.down.text, payload, spec, own, kept)
+    assert all(np.array_equal(found[name], leaf.numpy()) for name, leaf in received.items())
+    assert all(np.array_equal(kept[name], leaf.numpy()) for name, leaf in after.items())
 
     client = ClientInfo(id=2, round=3, examples=0)
     _, payload = reader.open_frame(

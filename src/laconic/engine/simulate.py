@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from laconic.core import (
     Task,
     Tree,
     one_of,
+    traits_of,
 )
 from laconic.engine.downlink import Downlink, Memories
 from laconic.engine.ledger import Ledger
@@ -148,6 +150,13 @@ class Simulation:
                 self.agreement.first_held() if bound.replica else self.agreement.broadcast(self.state.server, everyone)
             )
             link.up.init_state(bound.message_spec(first))
+        if self.agreement.remembers and task.initial is not None and not traits_of(link.down).keeps_weights:
+            warnings.warn(
+                f"link.down = {link.down.text!r} is made for changes, but first weights were given: clients hold them "
+                "only after some contacts. With eden or int8 they do after the first.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if memory == "shared":
             from_key = self.agreement.remembers or task.initial is None
             self.state.downlink = Downlink(self.agreement.first_held(), from_key=from_key)
