@@ -55,9 +55,14 @@ def images(clients: int, per_client: int = 600, shape: tuple[int, ...] = (1, 28,
 
 
 def laconic_rounds(
-    federation: lc.Federation, model: Callable[[], nn.Module], *, up: str = "float32", **solver: Any
+    federation: lc.Federation,
+    model: Callable[[], nn.Module],
+    *,
+    up: str = "float32",
+    down: str = "float32",
+    **solver: Any,
 ) -> Iterator[Record]:
-    return iter(simulation(federation, model, up=up, **solver))
+    return iter(simulation(federation, model, up=up, down=down, **solver))
 
 
 def simulation(
@@ -65,6 +70,7 @@ def simulation(
     model: Callable[[], nn.Module],
     *,
     up: str = "float32",
+    down: str = "float32",
     precision: Precision = "float32",
     layout: Layout = "auto",
     **solver: Any,
@@ -79,7 +85,7 @@ def simulation(
         layout=layout,
     )
     method = lc.fedavg(solver=lc.Solver(**{"local_epochs": 1, **solver}))
-    return experiment(data=federation, model=model, method=method, up=up, run=run, hashed=False).simulation
+    return experiment(data=federation, model=model, method=method, up=up, down=down, run=run, hashed=False).simulation
 
 
 @dataclass(frozen=True)
@@ -228,6 +234,15 @@ def against_float32(codec: str, repetitions: int) -> Bar:
     )
 
 
+def both_ways(codec: str, repetitions: int) -> Bar:
+    """Ten of 100 clients a round, each with a frame from the tree that it holds."""
+    federation, build = images(100, 500, (3, 32, 32)), partial(lenet5_fs, (3, 32, 32), 10)
+    links = {"float32": {}, codec: {"up": codec, "down": codec}}
+    runs = {name: laconic_rounds(federation, build, lr=0.05, batch_size=64, **link) for name, link in links.items()}
+    name = f"LeNet5-FS, 32×32×3, round time, {codec} both ways, a memory per client / float32"
+    return interleaved(name, runs, limit=1.15, rounds=2, repetitions=repetitions)
+
+
 def against_registered_clients(repetitions: int) -> Bar:
     """Real federations of clients with 20 small examples each: what is left is the engine's own work."""
     runs = {}
@@ -345,6 +360,7 @@ def main() -> int:
     measures: list[Callable[[], Iterable[Bar]]] = [
         *(partial(race, entry, n) for entry in RACES),
         lambda: [against_float32("eden:bits=2", n)],
+        lambda: [both_ways("eden:bits=1", n)],
         lambda: [against_registered_clients(n)],
         lambda: [memory()],
         lambda: [proportional_memory()],

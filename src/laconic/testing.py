@@ -301,6 +301,7 @@ class _Functions:
             same = tree_sha256(method.broadcast(dict(server), client, key)) == tree_sha256(received)
             self._law(same, "the broadcast depends on the client, but per_client is False", number=2)
         if steps is None:
+            self._remembered(received, address)
             return received
         held = steps.first(dict(server))
         self._check_spec("broadcast", received, steps.step_spec(dict(held)), "step_spec")
@@ -309,6 +310,21 @@ class _Functions:
         again = steps.absorb(dict(after), dict(received))
         self._law(tree_sha256(again) == tree_sha256(after), "the same broadcast, absorbed twice, changes what is held")
         return after
+
+    def _remembered(self, received: Tree, client: ClientInfo) -> None:
+        """What a client holds after a broadcast gives that broadcast back: else both ends would part."""
+        agreement, memory = self.agreement, self.method.memory
+        spec, held = agreement.broadcast_spec(client, None), agreement.first_held()
+        begins = agreement.base(received, spec, held)
+        floating = {n for n, leaf in spec.items() if leaf.dtype.is_floating_point and not leaf.exact}
+        self._law(begins.keys() == floating, f"memory.part gives {sorted(begins)}, but {sorted(floating)} are sent")
+        for name, leaf in begins.items():
+            self._law(
+                leaf.shape == received[name].shape, f"memory.part gives {name!r} another shape than the broadcast"
+            )
+        after = agreement.base(received, spec, memory.merge(dict(held), dict(received)))
+        same = all(torch.equal(after[name], received[name]) for name in floating)
+        self._law(same, "memory.part of what memory.merge gives is not what was received")
 
     def _another(self, server: Tree, number: int) -> None:
         """Somebody else's local update in between, with another key: what it leaves behind must not matter."""

@@ -454,9 +454,10 @@ def test_a_client_without_data_makes_no_update(toys: Any) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_ledger_is_the_sum_of_frame_lengths(toys: Any, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     simulate_module: Any = import_module("laconic.engine.simulate")  # the package has a function of that name
+    down_module: Any = import_module("laconic.engine.way_down")
     up: list[int] = []
     down: list[int] = []
-    opened, sent = simulate_module.open_reply, simulate_module.send
+    opened, sent = simulate_module.open_reply, down_module.send
 
     def counting_open(agreement: Any, frame: bytes, *rest: Any) -> Any:
         up.append(len(frame))
@@ -468,7 +469,7 @@ def test_the_ledger_is_the_sum_of_frame_lengths(toys: Any, monkeypatch: pytest.M
         return frame, received
 
     monkeypatch.setattr(simulate_module, "open_reply", counting_open)
-    monkeypatch.setattr(simulate_module, "send", counting_send)
+    monkeypatch.setattr(down_module, "send", counting_send)
     simulation = toys.simulation(rounds=4, up="topk:fraction=0.3", down="float16", workers=workers)
     _, records = finished(simulation)
     ledger = simulation.state.ledger

@@ -197,7 +197,7 @@ class Agreement:
 
     def base(self, tree: Tree, spec: Spec, held: Tree | None) -> Tree:
         """Where the quantised leaves of a broadcast begin, for a client that holds this: nothing, if at zero."""
-        if held is None or not self.remembers:
+        if held is None or self.method.replica is not None:
             return {}
         exact = {name: tree[name] for name, leaf in spec.items() if leaf.exact or not leaf.dtype.is_floating_point}
         return self.method.memory.part(held, resolve(spec, exact), exact)

@@ -119,7 +119,7 @@ def _train(simulation: Simulation, call: Call, frames: Sequence[bytes], states: 
         client=call.client,
         personal=states.put("personal", call.round, result.personal),
         codec=states.put("codec", call.round, result.codec_state),
-        held=held if call.held is not None else "",
+        held="" if call.held is None else held,
         examples=None if result.local is None else result.local.examples,
         sums={} if result.local is None else dict(result.local.sums),
         metrics=result.metrics,

@@ -306,6 +306,11 @@ class Nodes:
         memories = self._simulation.state.memories
         return held_name(memories.contacts[client].round, unpack(held)) if held and memories is not None else ""
 
+    def _name_after(self, asked: _Asked) -> str:
+        """What both ends call the tree that a client holds after a frame of its own; none where nothing is held."""
+        remembered = asked.held and self._simulation.state.memories is not None
+        return held_name(asked.round, unpack(asked.held)) if remembered else ""
+
     def _snapshot(self, down: Downlink, round: int) -> bytes:
         """The frame for those that missed too much, made once a round."""
         name = f"snapshot-{round}"
@@ -373,7 +378,7 @@ class Nodes:
                 return score
             if answer.kind != "done" or len(frames) != 1:
                 raise PayloadError("envelope", f"an answer of kind {answer.kind!r} with {len(frames)} frames")
-            if asked.held and answer.held != held_name(asked.round, unpack(asked.held)):
+            if answer.held != self._name_after(asked):
                 raise PayloadError("held", "the client holds something else than what it was sent")
         except PayloadError as error:
             # It was asked and it answered, but whether it has what was sent is not sure.
