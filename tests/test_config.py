@@ -27,6 +27,8 @@ clients = 4
 limit = 80
 """
 
+MEMORY = {"down_memory": "auto", "memory": "1 GiB"}
+
 
 @pytest.fixture
 def made(tmp_path: Path) -> Callable[..., Experiment]:
@@ -46,7 +48,7 @@ def test_an_empty_file_is_a_run(made: Any) -> None:
     experiment = made(text="")
     config = experiment.config
     assert (config["data"]["source"], config["model"]["name"], config["method"]["name"]) == ("digits", "mlp", "fedavg")
-    assert config["link"] == {"up": "float32", "down": "float32"}
+    assert config["link"] == {"up": "float32", "down": "float32", **MEMORY}
     assert config["run"] == {
         **{"name": "run", "seed": 0, "checkpoint_every": 10, "device": "cpu", "rounds": 30, "cohort": 10},
         **{"eval_every": 5, "min_replies": 1, "evaluations": ["global", "local"], "workers": "auto"},
@@ -57,14 +59,14 @@ def test_an_empty_file_is_a_run(made: Any) -> None:
 
 def test_a_link_that_is_left_out_is_the_one_that_the_method_is_made_for(made: Any) -> None:
     experiment = made("method.name=fedpm")
-    assert experiment.config["link"] == {"up": "mask", "down": "mask"}
+    assert experiment.config["link"] == {"up": "mask", "down": "mask", **MEMORY}
     link = experiment.simulation.agreement.link
     assert (link.up.text, link.down.text) == ("mask", "mask")
     mixed = made("method.name=fedmask", "link.up='mask:model=global'")
-    assert mixed.config["link"] == {"up": "mask:model=global", "down": "mask"}
+    assert mixed.config["link"] == {"up": "mask:model=global", "down": "mask", **MEMORY}
     plain = made("method.name=fedpm", "link.down=float32")
-    assert plain.config["link"] == {"up": "mask", "down": "float32"}
-    assert made("link.up=drive").config["link"] == {"up": "drive", "down": "float32"}
+    assert plain.config["link"] == {"up": "mask", "down": "float32", **MEMORY}
+    assert made("link.up=drive").config["link"] == {"up": "drive", "down": "float32", **MEMORY}
 
 
 def test_masks_settings_in_a_file(made: Any) -> None:

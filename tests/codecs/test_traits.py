@@ -75,7 +75,12 @@ EVERY = tuple(dict.fromkeys(UNBIASED + BIASED + DENSE + KEEPS_WEIGHTS))
 @pytest.mark.parametrize("text", EVERY)
 def test_traits(text: str) -> None:
     assert traits_of(parse(text)) == Traits(
-        exact=text in EXACT, unbiased=text in UNBIASED, dense=text in DENSE, keeps_weights=text in KEEPS_WEIGHTS
+        exact=text in EXACT,
+        unbiased=text in UNBIASED,
+        dense=text in DENSE,
+        keeps_weights=text in KEEPS_WEIGHTS,
+        conditional=text.startswith("mask"),
+        literal=text == "signsgd_mv",
     )
 
 

@@ -18,6 +18,7 @@ from laconic.core import (
     ConfigError,
     Goal,
     Key,
+    Memory,
     Method,
     Part,
     Phases,
@@ -143,6 +144,7 @@ def test_a_wrapper_keeps_every_optional_field() -> None:
         "artifact": lambda server: None,
         "phases": Phases(lambda server: Goal(0.5), lambda server: server),
         "replica": object(),
+        "memory": Memory(merge=lambda held, received: held),
         "metrics": lambda server: {"figure": 1.0},
         "paper_bytes": lambda received, message: 7,
     }

@@ -283,7 +283,7 @@ class _Exchange:
     def __init__(self, simulation: Simulation, pool: Pool, round: int) -> None:
         self._simulation, self._pool, self._round = simulation, pool, round
         self._cohort = simulation.population.cohort_of(simulation.agreement.round_key(round), round=round)
-        self._down = self._way_down()
+        self._down: WayDown
         self.ledger = Ledger()
         self.replies = 0
         self.rejections: list[Rejection] = []
@@ -291,12 +291,6 @@ class _Exchange:
         self._done: list[_Kept] = []
         self._unheard: set[int] = set()
         self._lost: set[int] = set()
-
-    def _way_down(self) -> WayDown:
-        agreement, state, pool = self._simulation.agreement, self._simulation.state, self._pool
-        if agreement.method.per_client or state.memories is not None:
-            return ToEach(agreement, state, pool, self._round)
-        return ToAll(agreement, state, pool, self._round, self._cohort)
 
     @property
     def size(self) -> int:
@@ -362,6 +356,10 @@ class _Exchange:
         agreement, method = simulation.agreement, simulation.method
         infos = [ClientInfo(client, self._round, 0) for client in self._cohort]
         evaluates = not method.own_model and any(getattr(one, "fitted", False) for one in simulation.evaluations)
+        if method.per_client or state.memories is not None:
+            self._down = ToEach(agreement, state, self._pool, self._round)
+        else:
+            self._down = ToAll(agreement, state, self._pool, self._round, self._cohort)
         jobs = (
             Train(
                 info,
