@@ -618,6 +618,7 @@ def test_counts_that_cannot_be_are_refused(total: int, value: int) -> None:
     [
         fedpm(solver=SHORT, reset=2, lambda0=2.0, ste="theta", evaluate="ensemble", samples=2),
         fedpm(solver=SHORT, persist_optimizer=True, evaluate="sample"),
+        fedpm(solver=SHORT, privacy=MaskPrivacy(c=0.2, sigma=0.1)),
         fedmask(solver=replace(SHORT, optimizer="sgd", momentum=0.9), persist_optimizer=True),
     ],
     ids=lambda method: method.name,

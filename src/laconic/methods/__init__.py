@@ -32,6 +32,7 @@ from laconic.methods.local_global import Depth, KeepLocal
 from laconic.methods.mixture import Mixture, responsibilities
 from laconic.methods.multitask import MultiTask
 from laconic.methods.objectives import Adversary, Autoencoder, Jigsaw, Opponent
+from laconic.methods.private_masks import private_masks
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Latent, Pull, Solved, Solver, adam, sgd, solve
 from laconic.methods.spike_slab import SpikeSlab
@@ -91,6 +92,7 @@ __all__ = [
     "median",
     "methods",
     "mtl",
+    "private_masks",
     "responsibilities",
     "scaffold",
     "sgd",

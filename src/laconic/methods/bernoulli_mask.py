@@ -29,11 +29,11 @@ it; the original (Li et al., 2021) is a personalised method and another one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, lru_cache
 from statistics import NormalDist
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -57,7 +57,6 @@ from laconic.core import (
     Task,
     Tree,
     Update,
-    num_values,
     one_of,
     prefixed,
     subtree,
@@ -67,7 +66,6 @@ from laconic.methods.em import predictor
 from laconic.methods.solvers import Latent, Solver, solve
 from laconic.models.ensemble import Ensemble
 from laconic.models.frozen import SCALES, FrozenScale, check_freezable, signed_constants
-from laconic.privacy import MaskPrivacy
 
 Ste = Literal["identity", "theta"]
 Evaluate = Literal["threshold", "sample", "ensemble"]
@@ -77,6 +75,15 @@ MASK_SOLVER = Solver(optimizer="adam", lr=0.1, local_epochs=3, batch_size=128)
 
 _SEED, _TOTAL = "#seed", "#total"  # leaves of a broadcast that are no parameter's
 _OWN, _MEMORY = "own", "memory"  # what a client keeps: its last mask, and its optimizer's state
+
+
+class Release(NamedTuple):
+    """What stands between probabilities and the masks that leave a device, where it is more than a draw."""
+
+    randomize: Callable[[Tensor, Key], Tensor]
+    """(theta, key): the probabilities that the one mask is drawn from."""
+    corrected: Callable[[Tensor], Tensor]
+    """(means): θ for means of such masks."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +101,8 @@ class BernoulliMask:
     of the seed and of θ. A client predicts with 1[σ(s) > `threshold`] of its own scores. With `persist_optimizer` each
     client keeps the optimizer's moments from one of its rounds to the next, as the authors' code does.
 
-    With `privacy`, the mask that is sent is drawn from clipped and noisy probabilities, and θ is what the mechanism's
-    mean leads back to (see `laconic.privacy`); the client's own model comes from the noisy ones too. `shrink` then
-    gives way to the mechanism's own [c, 1 − c].
+    With a `release` (see `private_masks`) the mask that is sent is drawn from other probabilities, θ is what the mean
+    of such masks leads back to, and the client's own model comes from what was released too; `shrink` gives way to it.
 
     The weights that a model begins with are not used.
     """
@@ -104,21 +110,22 @@ class BernoulliMask:
     task: Task = UNBOUND
     name: str = "fedpm"
     stochastic: bool = True
+    """Whether masks are drawn, in training and for the message."""
     window: int = 1
     """R where `reset` is "auto"."""
+    release: Release | None = None
     _: KW_ONLY
-    lambda0: float = 1.0
-    reset: Reset = "auto"
-    ste: Ste = "identity"
-    persist_optimizer: bool = False
-    scale: FrozenScale = "e"
-    shrink: float = 0.01
-    evaluate: Evaluate = "threshold"
-    threshold: float = 0.5
-    samples: int = 5
-    privacy: MaskPrivacy | None = None
-    spread: float = 1.0
-    solver: Solver = MASK_SOLVER
+    lambda0: float
+    reset: Reset
+    ste: Ste
+    persist_optimizer: bool
+    scale: FrozenScale
+    shrink: float
+    evaluate: Evaluate
+    threshold: float
+    samples: int
+    spread: float
+    solver: Solver
 
     link: ClassVar = ("mask", "mask")
 
@@ -142,9 +149,7 @@ class BernoulliMask:
     def bind(self, task: Task, population: Population = ALONE) -> Bound:
         """The method for a task; a model with other layers than convolutions and linear ones is refused here."""
         check_freezable(task.fresh(), self.name, private=task.private)
-        private = None if self.privacy is None else self.privacy.bind(num_values(task.spec))
-        window = window_for(population.cohort / population.clients)
-        mask = replace(self, task=task, privacy=private, window=window)
+        mask = replace(self, task=task, window=window_for(population.cohort / population.clients))
         return Bound.of(mask, personal=self.persist_optimizer, own_model=self.persist_optimizer)
 
     @property
@@ -188,9 +193,9 @@ class BernoulliMask:
         ones = self.layout.vector(received)
         if total < 0 or int(ones.min()) < 0 or int(ones.max()) > total:
             raise PayloadError("counts", f"a parameter is kept in {int(ones.max())} of {total} masks, which cannot be")
-        if self.privacy is not None:
+        if self.release is not None:
             levels = (torch.arange(total + 1, dtype=torch.float64) + self.lambda0 - 1) / (total + 2 * self.lambda0 - 2)
-            return self.privacy.corrected(levels).float()[ones.long()]
+            return self.release.corrected(levels).float()[ones.long()]
         weight = (1 - 2 * self.shrink) / (2 * (total + 2 * self.lambda0 - 2))
         return ones.double().mul_(2).sub_(total).mul_(weight).add_(0.5).float()
 
@@ -223,8 +228,8 @@ class BernoulliMask:
             self.task, data.train, self.solver, round=client.round, key=batches, latent=latent, memory=memory
         )
         theta = torch.sigmoid(scores.scores).cpu()
-        if self.privacy is not None:
-            theta = self.privacy.randomize(theta, key.fold_in("privacy")).to(theta.dtype)
+        if self.release is not None:
+            theta = self.release.randomize(theta, key.fold_in("privacy")).to(theta.dtype)
         sent = torch.rand(len(theta), generator=key.fold_in("mask").torch()) < theta if self.stochastic else theta > 0.5
         own = theta > self.threshold
         write_state(module, self.task.complete(self.layout.tree(kept(frozen, own))))
@@ -297,7 +302,6 @@ class BernoulliMask:
             **{f"kept/{name.removesuffix('.weight')}": float(leaf.mean()) for name, leaf in leaves.items()},
             "model_bits_per_parameter": sum(map(binary_entropy, shares)),
             "mean_entropy": float(undecided),
-            **({} if self.privacy is None else {"epsilon_per_round": self.privacy.spent(1).epsilon}),
         }
 
     def paper_bytes(self, received: Tree, message: Tree) -> int:

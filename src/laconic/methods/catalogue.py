@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from laconic.core import Bind, ConfigError, Goal, Method, Registry, gathered, plain_settings
 from laconic.methods.apfl import blends
-from laconic.methods.bernoulli_mask import MASK_SOLVER, BernoulliMask
+from laconic.methods.bernoulli_mask import MASK_SOLVER, BernoulliMask, Evaluate, Reset, Ste
 from laconic.methods.ditto import own_models
 from laconic.methods.em import EM, Weighting
 from laconic.methods.feddyn import linear_terms
@@ -24,6 +24,7 @@ from laconic.methods.local_global import Depth, End, KeepLocal, Start
 from laconic.methods.mixture import Mixture
 from laconic.methods.multitask import MultiTask
 from laconic.methods.objectives import Kind, Opponent, objective_of
+from laconic.methods.private_masks import private_masks
 from laconic.methods.scaffold import control_variates
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Solver
@@ -32,6 +33,7 @@ from laconic.methods.submodel import SubModel
 from laconic.methods.synchronous import Synchronous
 from laconic.methods.variational import Averaged, Posterior
 from laconic.models.frozen import FrozenScale
+from laconic.privacy import MaskPrivacy
 
 
 class Definition(Protocol):
@@ -136,8 +138,45 @@ def fedensemble(
 
 fedsparse = published(SpikeSlab, "fedsparse")
 feddrop = published(SubModel, "feddrop")
-fedpm = published(BernoulliMask, "fedpm")
 mtl = published(MultiTask, "mtl")
+
+
+@published
+def fedpm(
+    *,
+    lambda0: float = 1.0,
+    reset: Reset = "auto",
+    ste: Ste = "identity",
+    persist_optimizer: bool = False,
+    scale: FrozenScale = "e",
+    shrink: float = 0.01,
+    evaluate: Evaluate = "threshold",
+    threshold: float = 0.5,
+    samples: int = 5,
+    privacy: MaskPrivacy | None = None,
+    spread: float = 1.0,
+    solver: Solver = MASK_SOLVER,
+) -> Definition:
+    """A mask of a frozen random network is learnt, and one bit per parameter sent (Isik et al., 2023).
+
+    Settings are those of `BernoulliMask`; with `privacy`, masks leave as `private_masks` has it.
+    """
+    masks = BernoulliMask(
+        name="fedpm",
+        stochastic=True,
+        lambda0=lambda0,
+        reset=reset,
+        ste=ste,
+        persist_optimizer=persist_optimizer,
+        scale=scale,
+        shrink=shrink,
+        evaluate=evaluate,
+        threshold=threshold,
+        samples=samples,
+        spread=spread,
+        solver=solver,
+    )
+    return masks if privacy is None else private_masks(masks, privacy)
 
 
 @published
@@ -153,11 +192,16 @@ def fedmask(
     return BernoulliMask(
         name="fedmask",
         stochastic=False,
+        lambda0=1.0,
         reset=1,
+        ste="identity",
         persist_optimizer=persist_optimizer,
         scale=scale,
         shrink=shrink,
+        evaluate="threshold",
         threshold=threshold,
+        samples=1,
+        spread=1.0,
         solver=solver,
     )
 
