@@ -55,8 +55,8 @@ MOVED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """What `[run]` may set, and `fit` and `compare` may be given: declared here and nowhere else.
+class RunSettings(Schedule):
+    """What `[run]` may set, and `fit` and `compare` may be given: the `Schedule`, and what else a run needs to know.
 
     `evaluations` are what a run measures: names ("global", "local", "ensemble", "finetuned"), tables with settings
     (`{ name = "probe", layer = "fc1" }`), or objects of one's own. `validation` is the share of every client's training
@@ -70,10 +70,6 @@ class RunSettings:
 
     name: str = "run"
     seed: int = 0
-    rounds: int = 30
-    cohort: int = 10
-    eval_every: int = 5
-    min_replies: int = 1
     evaluations: tuple[Any, ...] = ("global", "local")
     validation: float | None = None
     workers: int | Literal["auto"] = "auto"
@@ -84,6 +80,7 @@ class RunSettings:
     checkpoint_every: int = 10
 
     def __post_init__(self) -> None:
+        Schedule.__post_init__(self)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise ConfigError(f"run.seed must be a whole number and not negative, got {self.seed!r}.")
         if self.checkpoint_every < 1:
@@ -92,12 +89,6 @@ class RunSettings:
             raise ConfigError(f"run.evaluations must be a list, got {self.evaluations!r}.")
         for named in self.evaluations:
             evaluation_of(named)
-        _ = self.schedule
-
-    @property
-    def schedule(self) -> Schedule:
-        """How long and how wide the run is."""
-        return Schedule(**{field.name: getattr(self, field.name) for field in fields(Schedule)})
 
     def plain(self) -> dict[str, Any]:
         """The settings as a configuration holds them."""
@@ -292,7 +283,7 @@ def experiment(
             down_memory=down_memory,
             memory=num_bytes(memory, what="link.memory"),
         ),
-        run.schedule,
+        run,
         seed=run.seed,
         evaluations=measured,
         workers=run.workers,
