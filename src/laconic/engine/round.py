@@ -50,6 +50,7 @@ from laconic.core import (
     spec_of,
     traits_of,
 )
+from laconic.models.order import in_quick_order
 
 EVERYONE = ClientInfo(id=BROADCAST, round=0, examples=0)
 """Whom a broadcast is for that all clients share."""
@@ -453,10 +454,10 @@ def evaluate(task: Task, predictor: Predictor, part: Part) -> Score:
     if not len(part):
         return Score(0, sums)
     training = predictor.training
-    predictor.eval()
+    layers = in_quick_order(predictor.eval())
     with torch.no_grad():
         for x, y in part.batches(_CHUNK):
-            output, target = task.forward(predictor, x.to(task.device)), y.to(task.device)
+            output, target = task.forward(layers, x.to(task.device)), y.to(task.device)
             sums["loss"] += float(task.loss(output, target)) * len(y)
             for name, metric in task.metrics.items():
                 sums[name] += float(metric(output, target).sum())

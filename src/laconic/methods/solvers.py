@@ -12,13 +12,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import count, cycle, islice
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from laconic.core import ConfigError, Key, Part, Task, Tree, flat, prefixed, subtree
 from laconic.methods.gradients import Chain
+from laconic.models.order import in_quick_order
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _GATHERED = 1 << 22  # bytes of inputs that are gathered for several mini-batches
@@ -111,6 +114,7 @@ class Solved(NamedTuple):
     steps: int
 
 
+@torch.no_grad()
 def solve(
     task: Task,
     part: Part,
@@ -151,41 +155,40 @@ def solve(
         names = {id(p): name for name, p in named.items()}
         scales = [rates.get(names.get(id(leaf), ""), 1.0) for leaf in moved]
     step = _STEPS[solver.optimizer](moved, lr, solver, memory, scales)
-    by_hand = Chain.of(task, module, part) if latent is None else None
+    by_hand = Chain.of(task, module, part, weights) if latent is None else None
+    layers = in_quick_order(module)
     total, steps = torch.zeros((), device=task.device), 0
-    for rows, x, y in _batches(part, solver, key, smallest=smallest):
-        x, y = x.to(task.device), y.to(task.device)
-        draws: list[Tensor] = []
+    for rows, x, y in _batches(part, solver, key, smallest=smallest, device=task.device):
         if by_hand is not None:
-            loss, found = by_hand.gradients(x, y)
-            gradients = [found[id(leaf)] for leaf in weights]
+            loss, gradients = by_hand.gradients(x, y)
         else:
-            forward = partial(task.forward, module)
-            if latent is not None:
-                stand_ins, draws = latent.draw(shared)
-                forward = partial(task.forward, partial(_called, module, dict(stand_ins)))
-            if task.side is None:
-                loss = task.loss(forward(x), y)
-            else:
-                protected = None if part.protected is None else part.protected[rows].to(task.device)
-                task.side.before_step(x, protected)
-                loss = task.side.loss(forward, x, y, protected)
-            gradients = list(torch.autograd.grad(loss, [*weights, *draws], allow_unused=True, materialize_grads=True))
-        with torch.no_grad():
-            if latent is not None:
-                learnt = latent.learn(shared, gradients[len(weights) :])
-                del gradients[len(weights) :]
-                if learnt is not None:
-                    gradients = [*learnt, *gradients[len(reached) :]]
-            if solver.clip_norm is not None:
-                gradients = _clipped(gradients, solver.clip_norm)
-            if pull.gradient is not None:
-                # Autograd's own tensors may be views of each other (where weights are added up, say).
-                gradients = [gradient.clone() for gradient in gradients]
-                pull.gradient(shared, gradients[: len(shared)])
-            step(gradients)
-            if pull.project is not None:
-                pull.project(shared, lr)
+            with torch.enable_grad():
+                forward, draws = partial(task.forward, layers), list[Tensor]()
+                if latent is not None:
+                    stand_ins, draws = latent.draw(shared)
+                    forward = partial(task.forward, partial(_called, layers, dict(stand_ins)))
+                if task.side is None:
+                    loss = task.loss(forward(x), y)
+                else:
+                    protected = None if part.protected is None else part.protected[rows].to(task.device)
+                    task.side.before_step(x, protected)
+                    loss = task.side.loss(forward, x, y, protected)
+                asked = [*weights, *draws]
+                gradients = list(torch.autograd.grad(loss, asked, allow_unused=True, materialize_grads=True))
+        if latent is not None:
+            learnt = latent.learn(shared, gradients[len(weights) :])
+            del gradients[len(weights) :]
+            if learnt is not None:
+                gradients = [*learnt, *gradients[len(reached) :]]
+        if solver.clip_norm is not None:
+            gradients = _clipped(gradients, solver.clip_norm)
+        if pull.gradient is not None:
+            # Autograd's own tensors may be views of each other (where weights are added up, say).
+            gradients = [gradient.clone() for gradient in gradients]
+            pull.gradient(shared, gradients[: len(shared)])
+        step(gradients)
+        if pull.project is not None:
+            pull.project(shared, lr)
         total += loss.detach()
         steps += 1
     if task.private and not task.own.frozen:
@@ -199,25 +202,27 @@ def _called(module: nn.Module, stand_ins: dict[str, Tensor], x: Tensor) -> Tenso
     return output
 
 
-def _batches(part: Part, solver: Solver, key: Key, *, smallest: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Mini-batches: row numbers, inputs, targets. Several are gathered at once, which is quicker than one by one."""
-    left = solver.local_steps
-    epoch, size = 0, solver.batch_size
-    usable = min(len(part), size) >= smallest
-    ahead = max(1, _GATHERED // max(1, size * part.x[:1].nbytes)) * size
-    while usable and len(part) and (epoch < solver.local_epochs if left is None else left > 0):
-        order = torch.from_numpy(key.fold_in("epoch", epoch).numpy().permutation(len(part)))
-        order = order if left is None else order[: left * size + size]  # no more than will be used
-        for block in part.rows(ahead, order):
-            for batch in zip(*(torch.split(leaf, size) for leaf in (block, *part.take(block))), strict=True):
-                if len(batch[0]) < smallest:
-                    continue
-                if left is not None:
-                    if left == 0:
-                        return
-                    left -= 1
-                yield batch
-        epoch += 1
+def _batches(
+    part: Part, solver: Solver, key: Key, *, smallest: int, device: str
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Mini-batches: row numbers, inputs, targets. Many are gathered at once, which is quicker than one by one."""
+    size, whole = solver.batch_size, len(part) // solver.batch_size
+    lengths = [n for n in (*[size] * whole, len(part) % size) if n >= smallest]  # those of an epoch
+    if not lengths:
+        return
+    left = solver.local_epochs * len(lengths) if solver.local_steps is None else solver.local_steps
+    ahead = max(1, _GATHERED // max(1, size * part.x[:1].nbytes))
+    orders = (key.fold_in("epoch", epoch).numpy().permutation(len(part))[: sum(lengths)] for epoch in count())
+    positions, following = np.empty(0, np.int64), cycle(lengths)
+    while left:
+        sizes = list(islice(following, min(ahead, left)))
+        left -= len(sizes)
+        while len(positions) < sum(sizes):
+            positions = np.concatenate([positions, next(orders)])
+        rows = part.index[torch.from_numpy(positions[: sum(sizes)])]
+        positions = positions[sum(sizes) :]
+        gathered = (rows, *(leaf.to(device) for leaf in part.take(rows)))
+        yield from zip(*(torch.split(leaf, sizes) for leaf in gathered), strict=True)
 
 
 def _clipped(gradients: list[Tensor], limit: float) -> list[Tensor]:

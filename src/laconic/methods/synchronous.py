@@ -65,6 +65,7 @@ from laconic.methods.variational import (
     put,
     refuse_weight_decay,
 )
+from laconic.models.order import in_quick_order
 
 _STEP, _CHECKS = "#step", "#checks"
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
@@ -255,7 +256,7 @@ class Synchronous(Dropout):
         batch = _stream(len(data.train), self.solver.batch_size, step, Key(bytes(personal["#seed"].tolist())))
         x, y = data.train.take(data.train.index[batch])
         form.noise.generator = key.fold_in("noise").torch(task.device)
-        loss = task.loss(task.forward(module, x.to(task.device)), y.to(task.device))
+        loss = task.loss(task.forward(in_quick_order(module), x.to(task.device)), y.to(task.device))
         form.noise.generator = None
         own = {name: p for name, p in module.named_parameters() if p.requires_grad}
         slopes = torch.autograd.grad(loss, list(own.values()), allow_unused=True, materialize_grads=True)
