@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import shutil
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from laconic.cli import main
-from laconic.engine import Checkpoints, RunDirectory, execute, files
+from laconic.core import RunError
+from laconic.engine import Checkpoints, Evaluation, RunDirectory, Simulation, checkpoint, execute, files
+from laconic.engine.files import cannot_write
+from laconic.engine.simulate import Metrics
+from laconic.engine.workers import Pool
+from laconic.evaluations import EVALUATIONS
 
 CONFIG = """
 [run]
@@ -200,3 +208,93 @@ def test_killed_at_every_step_of_writing(toys: Any, tmp_path: Path, fork: Any, e
         assert outcome(out) == whole, f"step {step} of {steps}"
         assert not list(out.rglob(f"{files.TEMPORARY}*"))
         shutil.rmtree(out)
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Says when a round has been kept, and finds nothing."""
+
+    round: int
+    kept: threading.Event
+    at_end = False
+
+    def metrics(self, run: Simulation, pool: Pool, found: Mapping[str, Any]) -> Metrics:
+        if run.state.round == self.round:
+            self.kept.set()
+        return {}
+
+
+def written_late(toys: Any, then: Callable[[], None]) -> Any:
+    """A run whose second checkpoint is not written before the third round is kept; `then` happens first."""
+    kept = threading.Event()
+    write = checkpoint.write_atomically
+
+    def late(path: Path, data: bytes) -> None:
+        if path.name == "round-000002.safetensors":
+            assert kept.wait(60)
+            then()
+        write(path, data)
+
+    checkpoint.write_atomically = late  # type: ignore[attr-defined]
+    return three_rounds(toys, Signal(3, kept))
+
+
+@pytest.fixture
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "write_atomically", checkpoint.write_atomically)  # whatever the test puts there
+
+
+def run_to(simulation: Any, out: Path) -> None:
+    execute(simulation, {}, facts={}, directory=RunDirectory(out, "r"), resume=True, checkpoint_every=1)
+
+
+def three_rounds(toys: Any, *more: Evaluation) -> Any:
+    how = {"up": "ef(topk:fraction=0.3)", "down": "eden:bits=3", "store": "disk"}
+    return toys.simulation(toys.remembering(), rounds=3, evaluations=[*EVALUATIONS, *more], **how)
+
+
+FILE = Path("r", "checkpoints", "round-000002.json")
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_round_trains_while_the_checkpoint_before_is_written(toys: Any, tmp_path: Path) -> None:
+    """What is written is the state as it was, states of clients on disk included."""
+    run_to(three_rounds(toys), tmp_path / "whole")
+    kept: list[Any] = []
+
+    def look() -> None:
+        kept.append(sorted((tmp_path / "late" / "r" / "checkpoints").glob("*.json"))[-1].stem)
+
+    run_to(written_late(toys, look), tmp_path / "late")
+    assert kept == ["round-000001"]
+    said = [json.loads((tmp_path / out / FILE).read_text()) for out in ("late", "whole")]
+    for manifest in said:
+        del manifest["notes"], manifest["sha256"]  # how long records are, which say how long rounds took
+    assert said[0] == said[1]
+    assert outcome(tmp_path / "late") == outcome(tmp_path / "whole")
+    assert not list(tmp_path.rglob(f"{files.TEMPORARY}*"))
+
+
+def test_killed_while_the_next_round_trains(toys: Any, tmp_path: Path, fork: Any) -> None:
+    run_to(three_rounds(toys), tmp_path / "whole")
+
+    def work() -> None:
+        run_to(written_late(toys, lambda: os.kill(os.getpid(), signal.SIGKILL)), tmp_path / "killed")
+
+    assert fork(work).wait() == -signal.SIGKILL
+    found = Checkpoints(tmp_path / "killed" / "r" / "checkpoints").load()
+    assert found is not None
+    assert found[0].round == 1  # one round more is lost than was between checkpoints
+    run_to(three_rounds(toys), tmp_path / "killed")
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("restored")
+def test_an_error_while_writing_ends_the_run_a_round_later(toys: Any, tmp_path: Path) -> None:
+    def full() -> None:
+        raise cannot_write(Path("there"), OSError(errno.ENOSPC, "No space left on device"))
+
+    with pytest.raises(RunError, match=r"^cannot write there: no space left on device; free some space or"):
+        run_to(written_late(toys, full), tmp_path)
+    assert len((tmp_path / "r" / "metrics.jsonl").read_text().splitlines()) == 3
+    assert not (tmp_path / "r" / "summary.json").exists()

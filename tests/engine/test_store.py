@@ -75,7 +75,7 @@ def test_what_is_staged_counts_when_it_is_kept(tmp_path: Path) -> None:
 def test_a_version_that_a_checkpoint_means_stays(tmp_path: Path) -> None:
     store = DiskStore(tmp_path)
     store[1], store[2] = b"one", b"two"
-    said = store.sync()
+    said, _ = store.pin()
     store[1] = b"later"
     store[1] = b"later still"
     assert names(tmp_path) == ["1-0.state", "1-3.state", "2-1.state"]  # and not the one in between
@@ -91,7 +91,7 @@ def test_a_version_that_a_checkpoint_means_stays(tmp_path: Path) -> None:
 def test_a_file_that_is_not_what_the_checkpoint_says_is_noticed(tmp_path: Path, harm: str) -> None:
     store = DiskStore(tmp_path)
     store[5] = b"precious"
-    said, path = store.sync(), tmp_path / "5-0.state"
+    (said, _), path = store.pin(), tmp_path / "5-0.state"
     if harm == "gone":
         path.unlink()
     else:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,15 @@ class Checkpoints:
 
     def save(self, state: State, notes: Mapping[str, Any]) -> None:
         """Write the state, then let older checkpoints go."""
-        tensors = pack(_tensors(state))
+        self.taken(state, notes)()
+        self.tidy(state)
+
+    def taken(self, state: State, notes: Mapping[str, Any]) -> Callable[[], None]:
+        """What writes the state as it is now, whatever becomes of it meanwhile: all that it needs is packed already."""
+        number, tensors = state.round, pack(_tensors(state))
         body: dict[str, Any] = {
             "format": _FORMAT,
-            "round": state.round,
-            "tensors_sha256": hashlib.sha256(tensors).hexdigest(),
+            "round": number,
             "ledger": state.ledger.as_dict(),
             "local": {str(client): asdict(score) for client, score in sorted(state.local.items())},
             # safetensors orders leaves by its own rule; their order is part of the state.
@@ -59,16 +63,30 @@ class Checkpoints:
         if state.memories is not None:
             contacts = [[client, *contact] for client, contact in state.memories.contacts.items()]
             body["memories"] = {"budget": state.memories.budget, "contacts": contacts}
-        # States on disk are durable before the manifest that means them.
-        on_disk = {kind: store for kind, store in _stores(state) if isinstance(store, DiskStore)}
-        if on_disk:
-            body["stores"] = {kind: store.sync() for kind, store in on_disk.items()}
-        write_atomically(self._tensors(state.round), tensors)
-        write_atomically(self._manifest(state.round), _signed(body))
+        pinned = {kind: store.pin() for kind, store in _stores(state) if isinstance(store, DiskStore)}
+        if pinned:
+            body["stores"] = {kind: said for kind, (said, _) in pinned.items()}
+        body = json.loads(_canonical(body))  # a copy: the run goes on writing to its own lists
+
+        def write() -> None:
+            for _, sync in pinned.values():  # states on disk are durable before the manifest that means them
+                sync()
+            write_atomically(self._tensors(number), tensors)
+            sha256 = hashlib.sha256(tensors).hexdigest()
+            write_atomically(self._manifest(number), _signed({**body, "tensors_sha256": sha256}))
+            try:
+                self._prune()
+            except OSError as error:
+                raise cannot_write(self.folder, error) from None
+
+        return write
+
+    def tidy(self, state: State) -> None:
+        """Remove clients' states that no checkpoint means. Between rounds only: what is staged would go too."""
         try:
-            self._prune()
-            for kind, store in on_disk.items():
-                store.prune(self._meant(kind))
+            for kind, store in _stores(state):
+                if isinstance(store, DiskStore):
+                    store.prune(self._meant(kind))
         except OSError as error:
             raise cannot_write(self.folder, error) from None
 
@@ -81,9 +99,7 @@ class Checkpoints:
         for number in reversed(rounds):
             try:
                 state, notes = self._read(number)
-                for kind, store in _stores(state):
-                    if isinstance(store, DiskStore):
-                        store.prune(self._meant(kind))  # what rounds after the checkpoint left
+                self.tidy(state)  # of what rounds after the checkpoint left
                 return state, notes
             except Exception as error:  # whatever it is: what cannot be read is damaged
                 log.warning("checkpoint %s is damaged (%s); trying the one before", self._manifest(number), error)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import IO
 
 from laconic.core import RunError
@@ -21,11 +23,46 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        sync_folder(path.parent)
+        sync_path(path.parent)
     except OSError as error:
         with suppress(OSError):  # what keeps us from writing may keep us from deleting
             temporary.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
+
+
+class Behind:
+    """Something that a thread does while the run goes on, one thing at a time; `wait` tells what went wrong."""
+
+    def __init__(self) -> None:
+        self._thread: Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, *steps: Callable[[], None]) -> None:
+        """Begin with some steps, once what was begun before is done."""
+        self.wait()
+        self._thread = Thread(target=self._run, args=steps)
+        self._thread.start()
+
+    def wait(self) -> bool:
+        """Until it is done; says whether there was something, and raises the error that kept it from being done."""
+        self.close()
+        began, error = self._thread is not None, self._error
+        self._thread = self._error = None
+        if error is not None:
+            raise error
+        return began
+
+    def close(self) -> None:
+        """Until it is done or has failed."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, *steps: Callable[[], None]) -> None:
+        try:
+            for step in steps:
+                step()
+        except BaseException as error:  # whatever it is, it is the run's
+            self._error = error
 
 
 def remove_temporaries(folder: Path) -> None:
@@ -34,9 +71,9 @@ def remove_temporaries(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename durable."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Make a file's bytes durable, or a folder's names."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -38,7 +38,7 @@ from torch import nn
 from laconic.core import Bound, ConfigError, RunError, Tree, tree_sha256
 from laconic.data import Federation, split_of
 from laconic.engine.checkpoint import Checkpoints
-from laconic.engine.files import cannot_write, remove_temporaries, sync_folder, write_all, write_atomically
+from laconic.engine.files import Behind, cannot_write, remove_temporaries, sync_path, write_all, write_atomically
 from laconic.engine.history import frame, plot
 from laconic.engine.record import Record
 from laconic.engine.simulate import Simulation
@@ -230,7 +230,7 @@ class RunDirectory:
         try:
             if self._metrics is None:
                 self._metrics = path.open("ab", buffering=0)
-                sync_folder(self.path)
+                sync_path(self.path)
             write_all(self._metrics, json.dumps(record.line(), allow_nan=False).encode() + b"\n")
             return self._metrics.tell()
         except OSError as error:
@@ -349,16 +349,23 @@ def _to_the_end(
     observer: Observer,
 ) -> Run:
     saved = simulation.state.round if directory is not None and history else -1
+    behind = Behind()
+
+    def written() -> None:
+        """Until the checkpoint that was begun is written."""
+        if behind.wait() and directory is not None:
+            directory.checkpoints.tidy(simulation.state)
 
     def checkpoint() -> None:
         nonlocal saved
         if directory is not None and saved != simulation.state.round:
-            directory.sync()
-            directory.checkpoints.save(simulation.state, {"metrics_bytes": num_bytes})
+            write = directory.checkpoints.taken(simulation.state, {"metrics_bytes": num_bytes})
+            behind.start(directory.sync, write)
             saved = simulation.state.round
 
     observer.started(rounds=simulation.schedule.rounds, history=history)
     checkpoint()
+    written()  # before workers are forked, which are better off without other threads
     done = simulation.state.round
     try:
         # Closed at once, whatever happens in the loop: an error's traceback would keep the workers waiting.
@@ -368,6 +375,7 @@ def _to_the_end(
                     num_bytes = directory.append(record)
                 history.append(record)
                 done = record.round
+                written()  # a checkpoint is durable one round later at the latest
                 if record.round % checkpoint_every == 0:
                     checkpoint()
                 observer.advanced(record)
@@ -376,8 +384,12 @@ def _to_the_end(
         # count, and the checkpoint before serves.
         if simulation.state.round == done:
             checkpoint()
+        written()
         raise
+    finally:
+        behind.close()
     checkpoint()
+    written()
     if all(record.abandoned for record in history):
         raise RunError(
             f"every one of the {len(history)} rounds was abandoned, so nothing was learnt; the last one because "

@@ -14,7 +14,8 @@ import shutil
 import tempfile
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +23,7 @@ import safetensors.torch
 from torch import Tensor
 
 from laconic.core import Tree
-from laconic.engine.files import TEMPORARY, cannot_write, sync_folder, write_all
+from laconic.engine.files import TEMPORARY, cannot_write, sync_path, write_all
 
 Kind = Literal["memory", "disk"]
 _FILE = re.compile(r"([0-9]+)-([0-9]+)\.state")
@@ -117,7 +118,7 @@ class Version(NamedTuple):
 class DiskStore(Store):
     """In files `<client>-<version>.state` of one folder; in memory, a line per client.
 
-    A file is written under a temporary name and renamed, and made durable (`sync`) before a checkpoint relies on it.
+    A file is written under a temporary name and renamed, and made durable (`pin`) before a checkpoint relies on it.
     Without a folder, the files lie in a temporary one that goes with the store.
 
     >>> store = DiskStore()
@@ -195,21 +196,16 @@ class DiskStore(Store):
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def sync(self) -> dict[str, Any]:
-        """Make all states durable; gives what a checkpoint must hold to find them again."""
-        try:
-            for name in sorted(self._unsynced):
-                handle = os.open(self.folder / name, os.O_RDONLY)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
-            sync_folder(self.folder)
-        except OSError as error:
-            raise cannot_write(self.folder, error) from None
+    def pin(self) -> tuple[dict[str, Any], Callable[[], None]]:
+        """What a checkpoint must hold to find all states again, and what makes them durable before it counts.
+
+        From now on their files stay, whatever the run does meanwhile, until `prune` is told what checkpoints mean.
+        """
+        names = sorted(self._unsynced)
         self._unsynced.clear()
         self._durable |= {_name(client, version.number) for client, version in self._index.items()}
-        return {"next": self._next, "clients": [[client, *version] for client, version in sorted(self._index.items())]}
+        clients = [[client, *version] for client, version in sorted(self._index.items())]
+        return {"next": self._next, "clients": clients}, partial(_sync_all, self.folder, names)
 
     @classmethod
     def found(cls, folder: Path, said: Mapping[str, Any]) -> DiskStore:
@@ -239,6 +235,15 @@ class DiskStore(Store):
 def files_of(said: Mapping[str, Any]) -> set[str]:
     """The files that a checkpoint's words about a store mean."""
     return {_name(client, number) for client, number, *_ in said["clients"]}
+
+
+def _sync_all(folder: Path, names: Sequence[str]) -> None:
+    try:
+        for name in names:
+            sync_path(folder / name)
+        sync_path(folder)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
 
 
 def _name(client: int, version: int) -> str:
