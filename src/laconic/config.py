@@ -20,6 +20,7 @@ import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -36,7 +37,7 @@ from laconic.core import (
     resolved_settings,
 )
 from laconic.data import Federation, sources, with_rotated_client, with_validation
-from laconic.engine import DownMemory
+from laconic.engine import Agreement, Clients, DownMemory
 from laconic.experiment import MOVED, Deployment, Experiment, RunSettings, experiment
 from laconic.methods import methods
 from laconic.models import models
@@ -233,7 +234,7 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]], *, place: Place | No
         federation = federation.placed(place.client, of=place.of)
     if newcomer.enabled:
         federation, run = newcomer.joined(federation, run)
-    return experiment(
+    made = experiment(
         data=federation,
         model=model_name,
         method=method,
@@ -245,6 +246,14 @@ def experiment_from(table: Mapping[str, Mapping[str, Any]], *, place: Place | No
         **link,
         **extras,
     )
+    made.simulation.anew = partial(parts_of, table)
+    return made
+
+
+def parts_of(table: Mapping[str, Mapping[str, Any]]) -> tuple[Agreement, Clients]:
+    """What a process of its own needs to work for a run: made from the run's sections there, data and all."""
+    simulation = experiment_from(table).simulation
+    return simulation.agreement, simulation.clients
 
 
 def resolved(table: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 import laconic.engine
-from laconic.config import experiment_from
+from laconic.config import parts_of
 from laconic.engine import Agreement, Clients, versions
 from laconic.engine.processes import can_fork
 from laconic.engine.workers import InProcess, Job, Pool, Processes, Station
@@ -112,12 +112,7 @@ class Machine:
         torch.set_num_threads(1)  # before anything is computed: threads do not survive a fork
         with suppress(OSError):  # relative paths of a run are from where it was started
             os.chdir(folder)
-        if isinstance(work, Mapping):
-            simulation = experiment_from(work).simulation
-            agreement: Agreement = simulation.agreement
-            clients: Clients = simulation.clients
-        else:
-            agreement, clients = work
+        agreement, clients = parts_of(work) if isinstance(work, Mapping) else work
         forks = can_fork() and agreement.method.task.device == "cpu"
         for _ in range(slots if forks else 1):
             pool: Pool = Processes(agreement, clients, 1, alone=True) if forks else InProcess(agreement, clients)

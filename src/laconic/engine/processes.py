@@ -1,4 +1,8 @@
-"""Forked child processes and the pipes to them: they share what the parent has, and need no pickling to start."""
+"""Child processes and the pipes to them.
+
+Forked ones share what the parent has, and need no pickling to start. Spawned ones inherit nothing: what an accelerator
+needs, whose state does not survive a fork.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +40,21 @@ def fork(
 
     `siblings` are our ends of other children's pipes. `may_fork` lets the child have children of its own.
     """
-    context = multiprocessing.get_context("fork")
+    return _start("fork", work, args, siblings, daemon=not may_fork)
+
+
+def spawn(work: Callable[..., None], *args: object) -> Child:
+    """The same in a child that inherits nothing; `work` and its arguments are pickled."""
+    return _start("spawn", work, args, (), daemon=True)
+
+
+def _start(
+    method: str, work: Callable[..., None], args: Iterable[object], siblings: Iterable[Connection], *, daemon: bool
+) -> Child:
+    context: Any = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()
-    process = context.Process(target=work, args=(theirs, [ours, *siblings], *args), daemon=not may_fork)
+    inherited = [ours, *siblings] if method == "fork" else []
+    process = context.Process(target=work, args=(theirs, inherited, *args), daemon=daemon)
     # Until the child ignores Ctrl-C, it must not get it: the parent answers for all.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -40,7 +40,7 @@ from laconic.engine.record import Record, Rejection
 from laconic.engine.round import Agreement, Link, Score, open_reply, send, server_round, to_everyone
 from laconic.engine.store import ClientStore, Kind, Store, pack
 from laconic.engine.way_down import ToAll, ToEach, WayDown
-from laconic.engine.workers import LOST, Clients, Done, Failure, Pool, Train, open_pool
+from laconic.engine.workers import LOST, Anew, Clients, Done, Failure, Pool, Train, open_pool
 
 BETWEEN_ROUNDS = -1
 """`State.round` while a round is being kept: such a state is not a whole one."""
@@ -123,6 +123,7 @@ class Simulation:
         self.evaluations, self.workers, self.store = tuple(evaluations), workers, store
         self.population = Population(clients.num_clients, schedule.cohort, clients.newcomer)
         self.carrier: Carrier = worker_pool
+        self.anew: Anew | None = None
         bound = method.bind(task, self.population)
         self.agreement = Agreement(bound, link, Key.from_seed(seed), method.name, method.settings)
         self.state = State(0, bound.init(self.agreement.key.fold_in("init")))
@@ -264,7 +265,11 @@ Carrier = Callable[[Simulation], Pool]
 def worker_pool(simulation: Simulation) -> Pool:
     """The embedded engine's pool: worker processes, or none."""
     return open_pool(
-        simulation.agreement, simulation.clients, workers=simulation.workers, most=simulation.population.most
+        simulation.agreement,
+        simulation.clients,
+        workers=simulation.workers,
+        most=simulation.population.most,
+        anew=simulation.anew,
     )
 
 

@@ -2,7 +2,7 @@
 
 Both run the same jobs at a `Station`, and both give results in the order of the jobs, so that nothing else in laconic
 knows the difference. Worker processes are forked: they share the data with the parent, and a user's own classes need
-no pickling.
+no pickling. For devices other than the CPU they are spawned, and each makes the run anew from its settings.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import pickle
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,7 +31,7 @@ from laconic.core import (
     RunError,
     Tree,
 )
-from laconic.engine.processes import Child, can_fork, end, fork, settle
+from laconic.engine.processes import Child, can_fork, end, fork, settle, spawn
 from laconic.engine.round import Agreement, Held, Score, chunks, client_round, evaluate, receive, send_tree, to_everyone
 from laconic.engine.store import pack, unpack
 
@@ -314,19 +314,29 @@ class Pool(Protocol):
         ...
 
 
-def open_pool(agreement: Agreement, clients: Clients, *, workers: int | Literal["auto"], most: int) -> Pool:
+Anew = Callable[[], tuple[Agreement, Clients]]
+"""What makes the parts of a run once more, in another process: it can be pickled."""
+
+
+def open_pool(
+    agreement: Agreement, clients: Clients, *, workers: int | Literal["auto"], most: int, anew: Anew | None = None
+) -> Pool:
     """A pool of worker processes (`most` at the most), or of none (`workers = 0`, for debugging: see `InProcess`).
 
-    `auto` is one per core where processes can be forked, else none.
+    `auto` is one per core where processes can be forked, else none. Where they can't, or must not (accelerators),
+    processes are spawned and take `anew`.
     """
     forks = can_fork() and agreement.method.task.device == "cpu"
     wanted = (cores() if forks else 0) if workers == "auto" else workers
-    if wanted and not forks:
+    if wanted and not forks and anew is None:
         raise ConfigError(
-            f"workers = {wanted} needs a system with fork and device = 'cpu'; set workers = 0 for this machine."
+            f"workers = {wanted} needs a system with fork and device = 'cpu', or a run from a configuration file, "
+            "which every worker makes anew; set workers = 0."
         )
     wanted = min(wanted, most)
-    return Processes(agreement, clients, wanted) if wanted else InProcess(agreement, clients, strict=workers == 0)
+    if wanted:
+        return Processes(agreement, clients, wanted, anew=None if forks else anew)
+    return InProcess(agreement, clients, strict=workers == 0)
 
 
 def cores() -> int:
@@ -361,16 +371,23 @@ class InProcess:
 
 
 class Processes:
-    """Worker processes. `alone`, they keep no socket of this process open, whoever it may lead to."""
+    """Worker processes: forked, or with `anew` spawned.
 
-    def __init__(self, agreement: Agreement, clients: Clients, workers: int, *, alone: bool = False) -> None:
-        self._agreement, self._clients, self._alone = agreement, clients, alone
+    `alone`, they keep no socket of this process open, whoever it may lead to.
+    """
+
+    def __init__(
+        self, agreement: Agreement, clients: Clients, workers: int, *, alone: bool = False, anew: Anew | None = None
+    ) -> None:
+        self._agreement, self._clients, self._alone, self._anew = agreement, clients, alone, anew
         self._shared: dict[str, bytes] = {}
         self._workers: list[Child] = []
         for _ in range(workers):
-            self._workers.append(self._fork())
+            self._workers.append(self._start())
 
-    def _fork(self) -> Child:
+    def _start(self) -> Child:
+        if self._anew is not None:
+            return spawn(_serve_anew, self._anew, dict(self._shared))
         station = Station(self._agreement, self._clients, dict(self._shared))
         return fork(_serve, station, self._alone, siblings=[worker.pipe for worker in self._workers])
 
@@ -454,7 +471,7 @@ class Processes:
     def _replace(self, place: int) -> int | None:
         old = self._workers[place]
         (code,) = end([old], patience=_PATIENCE)
-        self._workers[place] = self._fork()
+        self._workers[place] = self._start()
         return code
 
     def figures(self) -> dict[str, Any]:
@@ -513,16 +530,41 @@ def _serve(
     station: Station,
     alone: bool,
 ) -> None:
-    """A worker's life: take jobs until the parent hangs up."""
+    """A forked worker's life."""
     settle(inherited, alone_with=pipe if alone else None)
+    _take_jobs(pipe, station)
+
+
+def _serve_anew(
+    pipe: multiprocessing.connection.Connection,
+    inherited: list[multiprocessing.connection.Connection],
+    anew: Anew,
+    shared: dict[str, bytes],
+) -> None:
+    """A spawned worker's life; where the run cannot be made here, every job is answered with the reason."""
+    settle(inherited)
+    try:
+        station: Station | _Raised = Station(*anew(), shared)
+    except Exception as error:
+        station = _raised(error)
+    _take_jobs(pipe, station)
+
+
+def _raised(error: Exception) -> _Raised:
+    return _Raised(error if isinstance(error, LaconicError) else RuntimeError(repr(error)))
+
+
+def _take_jobs(pipe: multiprocessing.connection.Connection, station: Station | _Raised) -> None:
+    """Until the parent hangs up."""
     with suppress(EOFError, OSError):
         while True:
             kind, value = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own parent's bytes
             if kind == "share":
-                station.share(value)
+                if isinstance(station, Station):
+                    station.share(value)
                 continue
             try:
-                result: Any = value.run(station)
+                result: Any = value.run(station) if isinstance(station, Station) else station
             except Exception as error:
-                result = _Raised(error if isinstance(error, LaconicError) else RuntimeError(repr(error)))
+                result = _raised(error)
             pipe.send_bytes(pickle.dumps(result, protocol=5))
