@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         fedpm,
         fedprox,
         fedrep,
+        fedrobust,
         fedsparse,
         lg_fedavg,
         lg_fedsparse,
@@ -104,6 +105,7 @@ __all__ = [
     "scaffold",
     "feddyn",
     "fedmedian",
+    "fedrobust",
     "fedensemble",
     "fedsparse",
     "feddrop",
@@ -169,7 +171,7 @@ _HOMES = {
     "laconic.exports": "export",
     "laconic.methods": (
         "Depth KeepLocal ServerOptimizer Solver adam apfl ditto fedavg fedbabu feddrop feddyn "
-        "fedensemble fedmask fedmedian fedopt fedper fedpm fedprox fedrep fedsparse lg_fedavg "
+        "fedensemble fedmask fedmedian fedopt fedper fedpm fedprox fedrep fedrobust fedsparse lg_fedavg "
         "lg_fedsparse local_only mtl scaffold sgd vardrop"
     ),
     "laconic.model_file": "load",

@@ -31,7 +31,20 @@ from laconic.core import (
     tree_sha256,
 )
 from laconic.data import Federation, digits, with_validation
-from laconic.engine import Clients, DownMemory, Link, Observer, Record, Run, RunDirectory, Schedule, Simulation, execute
+from laconic.engine import (
+    Bounds,
+    Clients,
+    DownMemory,
+    Limit,
+    Link,
+    Observer,
+    Record,
+    Run,
+    RunDirectory,
+    Schedule,
+    Simulation,
+    execute,
+)
 from laconic.evaluations import EVALUATIONS, Global, evaluation_of
 from laconic.methods import fedavg, methods
 from laconic.models import initialize, load_state, models, named_scheme, user_model
@@ -63,6 +76,9 @@ class RunSettings(Schedule):
     examples that is held out, to decide by. `store` says where clients' own states lie: in memory, or on disk where
     they are too large for it.
 
+    `max_norm` and `max_weight` are what one reply may count at most, in any method (`engine.bounds`): its norm, and the
+    examples that it claims. `"auto"` is 2.5 times the median of the cohort's replies, `"off"` is any.
+
     `precision = "bfloat16"` computes local updates and evaluations under autocast; weights, optimizers and messages
     stay float32. `layout` is how images lie in memory: with `"channels_last"` convolutions are quicker on a CPU, and
     results differ in the last digits; `"auto"` takes it for models with convolutions, and what it took is recorded.
@@ -74,6 +90,8 @@ class RunSettings(Schedule):
     validation: float | None = None
     workers: int | Literal["auto"] = "auto"
     store: Literal["memory", "disk"] = "memory"
+    max_norm: Limit = "auto"
+    max_weight: Limit = "auto"
     device: str = "cpu"
     precision: Precision = "float32"
     layout: Layout = "auto"
@@ -89,6 +107,12 @@ class RunSettings(Schedule):
             raise ConfigError(f"run.evaluations must be a list, got {self.evaluations!r}.")
         for named in self.evaluations:
             evaluation_of(named)
+        _ = self.bounds
+
+    @property
+    def bounds(self) -> Bounds:
+        """What one reply may count at most."""
+        return Bounds(**{field.name: getattr(self, field.name) for field in fields(Bounds)})
 
     def plain(self) -> dict[str, Any]:
         """The settings as a configuration holds them."""
@@ -288,6 +312,7 @@ def experiment(
         evaluations=measured,
         workers=run.workers,
         store=run.store,
+        bounds=run.bounds,
     )
     if simulation.method.phases is not None and not any(isinstance(one, Global) for one in measured):
         raise ConfigError(f"{chosen.name}: its goal is the server's accuracy; add 'global' to run.evaluations.")
@@ -417,7 +442,15 @@ def simulate(
     """The plain loop: one record per round."""
     schedule = Schedule(rounds=rounds, cohort=cohort)
     yield from Simulation(
-        method, task, clients, Link(up, down), schedule, seed=seed, workers=workers, evaluations=EVALUATIONS
+        method,
+        task,
+        clients,
+        Link(up, down),
+        schedule,
+        seed=seed,
+        workers=workers,
+        evaluations=EVALUATIONS,
+        bounds=Bounds(),
     )
 
 

@@ -7,6 +7,7 @@
     │   ├── ConfigError         a setting is unknown, of the wrong type or out of range
     │   ├── DataError           a dataset, a folder or a partition cannot be had as asked
     │   └── RunError            a run directory, a checkpoint or a disk that does not serve
+    ├── TooFewReplies           a round that cannot keep what its method promises is abandoned; the run goes on
     └── PayloadError            bytes that are not an honest message (carries `reason`, `client`, `round`)
 """
 
@@ -35,6 +36,10 @@ class DataError(UserError):
 
 class RunError(UserError):
     """A run directory, a checkpoint or a disk that does not serve."""
+
+
+class TooFewReplies(LaconicError):
+    """Raised by a `server_update` that cannot keep what it promises with so few replies: the round is abandoned."""
 
 
 class PayloadError(LaconicError):

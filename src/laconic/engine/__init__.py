@@ -1,5 +1,6 @@
 """The engine: carries the bytes and counts them. The only part of laconic that sees both methods and codecs."""
 
+from laconic.engine.bounds import Bounds, Limit
 from laconic.engine.checkpoint import Checkpoints
 from laconic.engine.history import Point, bytes_to_reach, curve, frame, needed, plot
 from laconic.engine.ledger import Ledger
@@ -28,6 +29,7 @@ from laconic.engine.workers import Clients
 
 __all__ = [
     "Agreement",
+    "Bounds",
     "Checkpoints",
     "Clients",
     "ClientStore",
@@ -37,6 +39,7 @@ __all__ = [
     "Evaluation",
     "Held",
     "Ledger",
+    "Limit",
     "Link",
     "Metrics",
     "LocalUpdate",

@@ -30,10 +30,12 @@ from laconic.core import (
     Population,
     Reply,
     Task,
+    TooFewReplies,
     Tree,
     one_of,
     traits_of,
 )
+from laconic.engine.bounds import UNBOUNDED, Bounds, within
 from laconic.engine.downlink import Downlink, Memories
 from laconic.engine.ledger import Ledger
 from laconic.engine.record import Record, Rejection
@@ -115,12 +117,13 @@ class Simulation:
         evaluations: Sequence[Evaluation] = (),
         workers: int | Literal["auto"] = "auto",
         store: Kind = "memory",
+        bounds: Bounds = UNBOUNDED,
     ) -> None:
         if workers != "auto" and workers < 0:
             raise ConfigError(f"run.workers must be 'auto' or not negative, got {workers}.")
         one_of("run.store", store, get_args(Kind))
         self.schedule, self.clients, self.seed = schedule, clients, seed
-        self.evaluations, self.workers, self.store = tuple(evaluations), workers, store
+        self.evaluations, self.workers, self.store, self.bounds = tuple(evaluations), workers, store, bounds
         self.population = Population(clients.num_clients, schedule.cohort, clients.newcomer)
         self.carrier: Carrier = worker_pool
         self.anew: Anew | None = None
@@ -293,6 +296,7 @@ class _Exchange:
         self.replies = 0
         self.rejections: list[Rejection] = []
         self._metrics: dict[str, list[float]] = {}
+        self._came: dict[int, Done] = {}
         self._done: list[_Kept] = []
         self._unheard: set[int] = set()
         self._lost: set[int] = set()
@@ -306,16 +310,20 @@ class _Exchange:
         """The server's new state, or the reason why the round is abandoned."""
         simulation = self._simulation
         server = simulation.state.server
-        stream = self._stream()
+        stream = self._counted()
         first = next(stream, None)
         if first is None:
             return server, "no reply was accepted"
-        new = server_round(simulation.agreement, server, itertools.chain([first], stream), self._round)
+        short = ""
+        try:
+            new = server_round(simulation.agreement, server, itertools.chain([first], stream), self._round)
+        except TooFewReplies as error:
+            new, short = server, str(error)
         for _ in stream:  # a method that stopped early must not leave local updates in the pipes
             pass
         needed = min(simulation.schedule.min_replies, self.size)
-        if self.replies < needed:
-            return server, f"{self.replies} replies accepted, {needed} needed"
+        if short or self.replies < needed:
+            return server, short or f"{self.replies} replies accepted, {needed} needed"
         if not _finite(new):
             return server, "the server's state would not be finite"
         return new, ""
@@ -355,8 +363,26 @@ class _Exchange:
             if accepted and done.local is not None:
                 state.local[done.client] = done.local
 
+    def _counted(self) -> Iterator[Reply]:
+        """The replies that count, within the bounds of the run."""
+        simulation = self._simulation
+        method = simulation.method
+        for reply in within(self._stream(), simulation.bounds, method.task.spec, self._refuse):
+            result = self._came.pop(reply.client.id)
+            self.ledger.paper_bytes += method.paper_bytes(reply.received, reply.message)
+            self.replies += 1
+            self._done.append(self._staged(reply.client.id, result))
+            for name, value in result.metrics.items():
+                self._metrics.setdefault(name, []).append(value)
+            yield reply
+
+    def _refuse(self, client: ClientInfo, reason: str, detail: str) -> None:
+        """What came and does not count after all."""
+        del self._came[client.id]
+        self._reject(client, reason, detail)
+
     def _stream(self) -> Iterator[Reply]:
-        """Accepted replies in client order, as they come."""
+        """Honest replies in client order, as they come."""
         simulation, state = self._simulation, self._simulation.state
         agreement, method = simulation.agreement, simulation.method
         infos = [ClientInfo(client, self._round, 0) for client in self._cohort]
@@ -392,11 +418,7 @@ class _Exchange:
             except PayloadError as error:
                 self._reject(info, error.reason, error.detail)
                 continue
-            self.ledger.paper_bytes += method.paper_bytes(received, reply.message)
-            self.replies += 1
-            self._done.append(self._staged(info.id, result))
-            for name, value in result.metrics.items():
-                self._metrics.setdefault(name, []).append(value)
+            self._came[info.id] = result
             yield reply
 
     def _staged(self, client: int, done: Done) -> _Kept:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, Protocol
@@ -25,6 +26,7 @@ from laconic.methods.mixture import Mixture
 from laconic.methods.multitask import MultiTask
 from laconic.methods.objectives import Kind, Opponent, objective_of
 from laconic.methods.private_masks import private_masks
+from laconic.methods.robust import Robust, RobustEM, Rule
 from laconic.methods.scaffold import control_variates
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Solver
@@ -118,6 +120,13 @@ def fedmedian(
     solver: Solver = Solver(),
 ) -> Definition:
     """A Laplace prior: soft-thresholded clients, coordinate-wise median on the server (Louizos et al., 2021)."""
+    if weighting == "examples":
+        warnings.warn(
+            "fedmedian with weighting = 'examples' takes the clients' word for how much they count: one that claims "
+            "more than half of the examples is the median; leave it 'uniform' where replies may be wrong.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     return EM(Laplace(penalty), solver, server, weighting)
 
 
@@ -134,6 +143,23 @@ def fedensemble(
 ) -> Definition:
     """A mixture of Gaussians: the server learns an ensemble of `members` models (Louizos et al., 2021)."""
     return EM(Mixture(members, precision, normalized, start_from), solver, server, weighting)
+
+
+@published
+def fedrobust(
+    *,
+    rule: Rule = "trimmed_mean",
+    attackers: int = 1,
+    best: int = 1,
+    radius: float | None = None,
+    iterations: int = 3,
+    mu: float = 0.0,
+    server: ServerOptimizer | None = None,
+    solver: Solver = Solver(),
+) -> Definition:
+    """FedAvg with a robust mean that stands so many `attackers` in a round: trimmed, (Multi-)Krum, centred clipping."""
+    prior = Robust(rule=rule, attackers=attackers, best=best, radius=radius, iterations=iterations, precision=mu)
+    return RobustEM(prior, solver, server)
 
 
 fedsparse = published(SpikeSlab, "fedsparse")
@@ -372,7 +398,7 @@ def apfl(
     return EM(Gaussian(), solver, weighting=weighting, companion=blends(alpha, adaptive, solver))
 
 
-_RECIPES: list[Callable[..., Method]] = [fedavg, fedprox, fedopt, fedmedian, fedensemble, fedsparse, feddrop]
-_RECIPES += [fedpm, fedmask, vardrop, lg_fedavg, lg_fedsparse, local_only, mtl]
+_RECIPES: list[Callable[..., Method]] = [fedavg, fedprox, fedopt, fedmedian, fedrobust, fedensemble]
+_RECIPES += [fedsparse, feddrop, fedpm, fedmask, vardrop, lg_fedavg, lg_fedsparse, local_only, mtl]
 _RECIPES += [scaffold, feddyn, ditto, apfl, fedper, fedrep, fedbabu]
 methods: Registry[Method] = Registry("method", _RECIPES)
