@@ -561,11 +561,11 @@ def main() -> NoReturn:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
     except Exception as error:
-        from laconic.core.errors import UserError  # which imports torch: not for --help
+        from laconic.core.errors import UserError, printable  # which imports torch: not for --help
 
         if not isinstance(error, UserError):
             raise
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {printable(str(error))}\n")
         sys.exit(2)
     sys.exit(0)
 

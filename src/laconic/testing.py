@@ -342,6 +342,9 @@ class _Functions:
     def _check_update(self, received: Tree, update: Update) -> None:
         method = self.method
         self._check_spec("message", update.message, method.message_spec(dict(received)), "message_spec")
+        if method.client_metrics is not None:
+            unknown = sorted(update.metrics.keys() - set(method.client_metrics))
+            self._law(not unknown, f"the metrics {unknown} are not among its client_metrics, so nobody would see them")
         private = sorted(set(update.personal) & set(update.message))
         self._law(not private, f"the message holds {private}, which are names of personal state", number=3)
         stateless = method.personal or not update.personal

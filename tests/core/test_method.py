@@ -146,6 +146,7 @@ def test_a_wrapper_keeps_every_optional_field() -> None:
         "replica": object(),
         "memory": Memory(merge=lambda held, received: held),
         "metrics": lambda server: {"figure": 1.0},
+        "client_metrics": ("loss",),
         "paper_bytes": lambda received, message: 7,
     }
     assert given.keys() == {field.name for field in fields(Bound) if field.default is not MISSING}

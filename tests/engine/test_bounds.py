@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,6 +69,17 @@ def test_a_number_bounds_every_reply() -> None:
     kept, refused = passed(replies([1.0, 1e9, 0.01]), Bounds(max_norm=0.5))
     assert not refused
     assert norms(kept) == pytest.approx([0.5, 0.5, 0.01])
+
+
+def test_what_is_no_number_is_left_alone() -> None:
+    """Gates, masks and counters: a factor would make numbers of them."""
+    gates = torch.tensor([True, False])
+    given = [replace(reply, message={"gates": gates, **reply.message}) for reply in replies([1.0, 1.0, 10.0])]
+    kept = passed(given)[0][2]
+    assert list(kept.message) == ["gates", "w"]
+    assert torch.equal(kept.message["gates"], gates)
+    assert kept.message["gates"].dtype == torch.bool
+    assert norms([Reply(kept.client, {"w": kept.message["w"]}, {})]) == pytest.approx([RATIO])
 
 
 def test_off_is_any() -> None:

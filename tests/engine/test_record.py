@@ -134,7 +134,7 @@ def boasting(method: Method, **metrics: float) -> Method:
         def client_update(*args: Any) -> Update:
             return replace(bound.client_update(*args), metrics=metrics)
 
-        return replace(bound, client_update=client_update)
+        return replace(bound, client_update=client_update, client_metrics=None)  # and any word is heard
 
     return replace(method, bind=bind)
 

@@ -223,8 +223,7 @@ def test_what_a_client_says_has_a_place_of_its_own(name: str) -> None:
     lying = Village(table, 3, fault=saying(**{name: 0.25})).run()
     assert lying.summary["rejected"] == 0, "what clients say of themselves costs nobody a reply"
     for record, other in zip(lying.history, honest.history, strict=True):
-        assert record.clients == {name: 0.25}
-        assert record[f"clients/{name}"] == 0.25
+        assert record.clients == {}  # fedavg says that its clients have a train_loss, and no more
         assert (record.round, record.traffic, record.evaluation) == (other.round, other.traffic, other.evaluation)
     unlike = {"seconds", "versions"}
     assert {k: v for k, v in lying.summary.items() if k not in unlike} == {
@@ -256,3 +255,18 @@ def test_a_name_that_is_none_costs_the_reply(name: str) -> None:
         .history
     )
     assert [(x["client"], x["reason"]) for x in record["rejections"]] == [(0, "envelope")]
+
+
+@pytest.mark.parametrize("total", [-1.0, 1e6, float("nan"), float("inf")])
+def test_a_score_that_cannot_be_is_refused(total: float) -> None:
+    """More right answers than examples, for one."""
+
+    def boast(client: int, call: Call, answer: Envelope) -> Envelope:
+        words = answer.open(Answer)
+        if client != 1 or words.kind != "done" or words.examples is None:
+            return answer
+        sums = {**words.sums, "accuracy": total}
+        return Envelope.around(words.model_copy(update={"sums": sums}), answer.frames())
+
+    history = Village(table_for("fedavg", rounds=1, evaluations=["global", "local"]), 3, boast).run().history
+    assert [(r["client"], r["reason"]) for r in history[0]["rejections"]] == [(1, "envelope")]

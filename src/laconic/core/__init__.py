@@ -12,6 +12,7 @@ from laconic.core.errors import (
     did_you_mean,
     not_negative,
     one_of,
+    printable,
 )
 from laconic.core.method import (
     Artifact,
@@ -130,6 +131,7 @@ __all__ = [
     "plain",
     "plain_settings",
     "prefixed",
+    "printable",
     "read_state",
     "replaced",
     "resolve",

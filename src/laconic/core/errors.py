@@ -54,7 +54,7 @@ class PayloadError(LaconicError):
 
     def __init__(self, reason: str, detail: str, *, client: int | None = None, round: int | None = None) -> None:
         self.reason = reason
-        self.detail = detail
+        self.detail = detail = printable(detail)
         self.client = client
         self.round = round
         super().__init__(reason, detail)
@@ -73,6 +73,15 @@ class PayloadError(LaconicError):
 
 def _payload_error(reason: str, detail: str, client: int | None, round: int | None) -> PayloadError:
     return PayloadError(reason, detail, client=client, round=round)
+
+
+def printable(text: str) -> str:
+    r"""What came from elsewhere as a terminal may show it: control characters as escapes, in one line.
+
+    >>> printable("\x1b[2J\ndone")
+    '\\x1b[2J\\ndone'
+    """
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ others::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -226,6 +226,8 @@ class Bound:
     """How a broadcast builds on what a client holds of those before it."""
     metrics: Callable[[Tree], Mapping[str, float]] = no_metrics
     """(server): what the state says of itself (sparsity and the like), for the records of evaluations."""
+    client_metrics: Collection[str] | None = None
+    """The names of `Update.metrics`, where the method says them: of what clients say, nothing else is then recorded."""
     paper_bytes: Callable[[Tree, Tree], int] = dense_bytes
     """(received, message): what a paper would print as the cost of this exchange, both ways."""
 

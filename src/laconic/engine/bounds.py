@@ -121,9 +121,9 @@ def _counted(
     if _EXAMPLES in scales:
         examples = max(1, int(scales.pop(_EXAMPLES) * reply.client.examples))
         reply = replace(reply, client=replace(reply.client, examples=examples))
-    factors = {name: scales.get(_part(name, spec), 1.0) for name in reply.message}
-    bounded = {name: leaf if factors[name] == 1 else leaf * factors[name] for name, leaf in reply.message.items()}
-    return replace(reply, message=bounded)
+    floats = (name for name, leaf in reply.message.items() if leaf.is_floating_point())
+    factors = {name: scales[part] for name in floats if (part := _part(name, spec)) in scales}
+    return replace(reply, message={**reply.message, **{n: reply.message[n] * factor for n, factor in factors.items()}})
 
 
 def _part(name: str, spec: Spec) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -418,6 +419,7 @@ def open_reply(agreement: Agreement, frame: bytes, received: Tree, client: Clien
         spec = agreement.method.message_spec(received)
         shared = Shared.of(spec, agreement.client_key(client).fold_in("up"), received)
         message = codec.decode(payload, spec, shared)
+        _check_message(message, spec)
         _check_bounded(message, agreement.max_value)
         reply = Reply(replace(client, examples=header.weight), message, received)
         if agreement.method.replica is not None:
@@ -430,13 +432,40 @@ def open_reply(agreement: Agreement, frame: bytes, received: Tree, client: Clien
     return reply
 
 
+def said(agreement: Agreement, metrics: Mapping[str, float]) -> dict[str, float]:
+    """What counts of a client's own words: metrics that the method knows, with values that are none too large."""
+    known = agreement.method.client_metrics
+    return {
+        name: value
+        for name, value in metrics.items()
+        if (known is None or name in known) and (math.isnan(value) or abs(value) <= agreement.max_value)
+    }
+
+
+def _check_message(message: Tree, spec: Spec) -> None:
+    """A codec of the user's own may decode anything: names, types and shapes are those of the spec."""
+    if list(message) != list(spec):
+        odd = sorted(message.keys() ^ spec.keys())
+        raise PayloadError(
+            "decoded", f"the codec decoded other leaves than agreed, {(odd or list(message))[0]!r} first"
+        )
+    exact = {name: leaf for name, leaf in message.items() if not spec[name].dtype.is_floating_point}
+    for name, leaf in resolve(spec, exact).items():
+        got = message[name]
+        if got.dtype != leaf.dtype or tuple(got.shape) != leaf.shape:
+            raise PayloadError(
+                "decoded",
+                f"{name!r} was decoded as {got.dtype} {tuple(got.shape)}, but {leaf.dtype} {leaf.shape} was agreed",
+            )
+
+
 def _check_bounded(message: Tree, limit: float) -> None:
     """Values that are finite but absurd would make a mean overflow for everybody."""
     for name, leaf in message.items():
         if leaf.is_floating_point() and leaf.numel():
             low, high = torch.aminmax(leaf)
             largest = max(-float(low), float(high))
-            if largest > limit:
+            if not largest <= limit:  # which NaN is not either
                 raise PayloadError("huge", f"{name!r} holds a value of {largest:.3g}, but {limit:.3g} is the most")
 
 

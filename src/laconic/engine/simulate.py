@@ -10,6 +10,7 @@ bit, for any number of workers and any order of arrival.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,13 +34,14 @@ from laconic.core import (
     TooFewReplies,
     Tree,
     one_of,
+    printable,
     traits_of,
 )
 from laconic.engine.bounds import UNBOUNDED, Bounds, within
 from laconic.engine.downlink import Downlink, Memories
 from laconic.engine.ledger import Ledger
 from laconic.engine.record import Record, Rejection
-from laconic.engine.round import Agreement, Link, Score, open_reply, send, server_round, to_everyone
+from laconic.engine.round import Agreement, Link, Score, open_reply, said, send, server_round, to_everyone
 from laconic.engine.store import ClientStore, Kind, Store, pack
 from laconic.engine.way_down import ToAll, ToEach, WayDown
 from laconic.engine.workers import LOST, Anew, Clients, Done, Failure, Pool, Train, open_pool
@@ -341,7 +343,8 @@ class _Exchange:
 
     def means(self) -> dict[str, float]:
         """What the accepted clients said of their training (the loss and so on), averaged."""
-        return {name: sum(values) / len(values) for name, values in self._metrics.items()}
+        numbers = {name: [v for v in values if math.isfinite(v)] for name, values in self._metrics.items()}
+        return {name: sum(values) / len(values) if values else math.nan for name, values in numbers.items()}
 
     def keep(self, *, accepted: bool) -> None:
         """What was sent was sent; what clients keep counts only if the round does. The refused keep what they had."""
@@ -372,7 +375,7 @@ class _Exchange:
             self.ledger.paper_bytes += method.paper_bytes(reply.received, reply.message)
             self.replies += 1
             self._done.append(self._staged(reply.client.id, result))
-            for name, value in result.metrics.items():
+            for name, value in said(simulation.agreement, result.metrics).items():
                 self._metrics.setdefault(name, []).append(value)
             yield reply
 
@@ -428,7 +431,7 @@ class _Exchange:
         return _Kept(client, personal, codec, done.local)
 
     def _reject(self, client: ClientInfo, reason: str, detail: str) -> None:
-        self.rejections.append(Rejection(client.id, client.round, reason, detail))
+        self.rejections.append(Rejection(client.id, client.round, reason, printable(detail)))
 
 
 def _finite(tree: Tree) -> bool:

@@ -16,7 +16,7 @@ from functools import partial
 from threading import Event
 from typing import Any, NamedTuple, Protocol
 
-from laconic.core import ConfigError, PayloadError
+from laconic.core import ConfigError, PayloadError, accuracy
 from laconic.engine.downlink import Downlink
 from laconic.engine.round import Score, send, send_snapshot, to_everyone
 from laconic.engine.simulate import Simulation
@@ -408,6 +408,11 @@ class Nodes:
         expected = {"loss", *self._simulation.method.task.metrics}
         if answer.sums.keys() != expected or answer.examples > self._simulation.agreement.max_examples:
             raise PayloadError("envelope", f"a score of {sorted(answer.sums)} over {answer.examples} examples")
+        task, most = self._simulation.method.task, self._simulation.agreement.max_value
+        for name, total in answer.sums.items():
+            low, high = (0, 1) if task.metrics.get(name) is accuracy else (-most, most)
+            if not low * answer.examples <= total <= high * answer.examples:
+                raise PayloadError("envelope", f"a score of {total:g} for {name!r} over {answer.examples} examples")
         return Score(
             answer.examples, {name: answer.sums[name] for name in ("loss", *self._simulation.method.task.metrics)}
         )

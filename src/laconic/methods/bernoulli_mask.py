@@ -128,6 +128,7 @@ class BernoulliMask:
     solver: Solver
 
     link: ClassVar = ("mask", "mask")
+    client_metrics: ClassVar = ("train_loss", "ones", "mask_entropy", "mask_cross_entropy")
 
     def __post_init__(self) -> None:
         if not 1 <= self.lambda0 < math.inf:

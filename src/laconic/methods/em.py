@@ -198,6 +198,7 @@ class EM:
     population: Population = ALONE
 
     link = ("float32", "float32")
+    client_metrics = ("train_loss",)
 
     def __post_init__(self) -> None:
         one_of("weighting", self.weighting, get_args(Weighting))

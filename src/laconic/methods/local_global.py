@@ -22,7 +22,7 @@ Liang et al., "Think locally, act globally: federated learning with local and gl
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeVar, get_args
@@ -278,7 +278,13 @@ class _Kept:
             own_model=True,
             memory=Memory(part=self.held_part, merge=self.kept_of),
             phases=None if self.goal is None else Phases(self.aim, self.advance),
+            client_metrics=self._client_metrics(),
         )
+
+    def _client_metrics(self) -> Collection[str] | None:
+        """What clients may say in either phase, if both methods say it; an objective may have a metric of its own."""
+        known = (self.whole.client_metrics, self.part.client_metrics)
+        return None if None in known else {"adversary_loss"}.union(*(names for names in known if names is not None))
 
     def _check_plain(self) -> None:
         """With a goal nobody knows the phase beforehand, so both phases send the same leaves, more or less of them."""

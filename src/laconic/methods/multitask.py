@@ -72,6 +72,7 @@ class MultiTask:
     solver: Solver = Solver()
 
     link: ClassVar = ("float32", "float32")
+    client_metrics: ClassVar = ("train_loss",)
 
     def __post_init__(self) -> None:
         for name in ("lambda1", "lambda2"):

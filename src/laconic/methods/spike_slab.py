@@ -123,6 +123,7 @@ class SpikeSlab:
     solver: Solver = Solver()
 
     link: ClassVar = ("float32", "float32")
+    client_metrics: ClassVar = ("train_loss", "mean_pi", "open_gates")
 
     def __post_init__(self) -> None:
         one_of("sparsity", self.sparsity, tuple(PRESETS))

@@ -88,6 +88,7 @@ class SubModel:
     solver: Solver = Solver()
 
     link: ClassVar = ("float32", "float32")
+    client_metrics: ClassVar = ("train_loss",)
 
     def __post_init__(self) -> None:
         for name in ("conv_rate", "fc_rate", "first_rate"):

@@ -109,6 +109,7 @@ class Synchronous(Dropout):
     task: Task = UNBOUND
 
     link = ("mask", "mask")
+    client_metrics = ("train_loss", "gradients_sent")
 
     def __post_init__(self) -> None:
         refuse_weight_decay(self.solver)

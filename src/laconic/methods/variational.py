@@ -387,6 +387,7 @@ class Averaged(Dropout):
     clients: int = 1
 
     link = ("mask", "mask")
+    client_metrics = ("train_loss", "gradients_sent")
 
     def __post_init__(self) -> None:
         refuse_weight_decay(self.solver)
