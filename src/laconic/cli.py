@@ -533,6 +533,22 @@ def deploy_certs(
         typer.echo(str(path))
 
 
+@deploy.command("register")
+def deploy_register(
+    folder: Annotated[Path, typer.Argument(help="The folder of an app.", show_default=False)],
+    client: Annotated[int | None, typer.Option(help="Only this client, with --key.", min=0, show_default=False)] = None,
+    key: Annotated[Path | None, typer.Option(help="Its public key.", show_default=False)] = None,
+) -> None:
+    """Tell the SuperLink which keys may take part, and write down which client each is (register.sh calls this)."""
+    from laconic.core import ConfigError
+    from laconic.flower.registry import register
+
+    if (client is None) != (key is None):
+        raise ConfigError("--client and --key go together: which client has which public key.")
+    for number, node in sorted(register(folder, None if client is None or key is None else {client: key}).items()):
+        typer.echo(f"client {number}: node {node}")
+
+
 @app.command()
 def doctor(
     folder: Annotated[

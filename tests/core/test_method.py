@@ -137,6 +137,7 @@ def test_a_wrapper_keeps_every_optional_field() -> None:
     given: dict[str, Any] = {
         "per_client": True,
         "personal": True,
+        "forget": lambda server, client: server,
         "init_client": lambda key: {"kept": torch.zeros(1)},
         "local_model": lambda received, personal: TASK.fresh(),
         "own_model": True,

@@ -46,7 +46,7 @@ def table_for(name: str, *, rounds: int = 3, clients: int = 3, cohort: int | Non
         "model": {"name": "mlp", "hidden": [16]},
         "link": {},
     }
-    return {**table, **json.loads(json.dumps({**METHODS, **OTHERS}[name]))}
+    return {**table, **json.loads(json.dumps({**METHODS, **OTHERS}.get(name, {"method": {"name": name}})))}
 
 
 @pytest.fixture

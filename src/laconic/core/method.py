@@ -182,6 +182,11 @@ def dense_bytes(received: Tree, message: Tree) -> int:
     return 4 * sum(leaf.numel() for tree in (received, message) for leaf in tree.values() if leaf.is_floating_point())
 
 
+def remembered(server: Tree, client: int) -> Tree:
+    """The state of a server that knows nothing of which clients it has met."""
+    return server
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bound:
     """A method bound to the task of a run. See the module's docstring for how to change one function of it."""
@@ -208,6 +213,8 @@ class Bound:
     """Whether clients keep a state of their own between rounds."""
     init_client: Callable[[Key], Tree] = nothing
     """(key): a client's first personal state."""
+    forget: Callable[[Tree, int], Tree] = remembered
+    """(server, client): the state once a client has lost its personal state, so that it is met as if it were new."""
     local_model: Callable[[Tree, Tree], Predictor] | None = None
     """(received, personal): what a client predicts with, from the newest broadcast and its personal state."""
     own_model: bool = False

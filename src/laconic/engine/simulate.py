@@ -210,6 +210,8 @@ class Simulation:
         exchange.keep(accepted=server is not None)
         if server is not None:
             state.server = server
+        for client in sorted(exchange.lost):
+            state.server = self.method.forget(state.server, client)
         state.round = number
 
     def _evaluate(self, pool: Pool, *, at_end: bool) -> dict[str, Any]:
@@ -301,7 +303,7 @@ class _Exchange:
         self._came: dict[int, Done] = {}
         self._done: list[_Kept] = []
         self._unheard: set[int] = set()
-        self._lost: set[int] = set()
+        self.lost: set[int] = set()
 
     @property
     def size(self) -> int:
@@ -351,7 +353,7 @@ class _Exchange:
         state = self._simulation.state
         state.ledger += self.ledger
         self._down.keep(self._cohort, self._unheard)
-        for client in self._lost:
+        for client in self.lost:
             for store in (state.personal, state.codec):
                 store.pop(client, None)
             for memory in (state.downlink, state.memories):
@@ -412,7 +414,7 @@ class _Exchange:
                 if not result.heard:
                     self._unheard.add(info.id)
                 if result.reason == LOST:
-                    self._lost.add(info.id)
+                    self.lost.add(info.id)
                 continue
             self.ledger.up(len(result.frame))
             received = self._down.received(info, result)

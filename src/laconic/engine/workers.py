@@ -166,7 +166,7 @@ class Station:
         """What a client predicts with, from the newest broadcast; at first, from its first state."""
         method = self.agreement.method
         newest = self.shared.get("newest")  # what clients have of the newest broadcast, where they share one
-        received = unpack(newest) if newest else self.agreement.broadcast(self.server, client)
+        received = self.agreement.broadcast(self.server, client) if newest is None else unpack(newest)
         if method.local_model is None:
             raise ConfigError("this method does not say what a client predicts with: give it a local_model.")
         return method.local_model(received, unpack(personal) or self.first_personal(client))

@@ -20,6 +20,7 @@ from laconic.engine import Observer, Run, RunDirectory
 from laconic.experiment import Experiment
 from laconic.flower.node import answer_values
 from laconic.flower.nodes import Nodes, Transport, TransportReply
+from laconic.flower.registry import registered
 from laconic.progress import Display
 
 Table = Mapping[str, Mapping[str, Any]]
@@ -81,6 +82,7 @@ def server_app(config: Path | str | Table, *, out: Path | str = "runs", observer
             resume=resume,
             overwrite=overwrite,
             observer=watching,
+            registered=None if isinstance(config, Mapping) else registered(Path(config).parent),
         )
 
     return app
@@ -127,14 +129,18 @@ def serve(
     observer: Observer | None = None,
     networked: bool = True,
     stop: Event | None = None,
+    registered: Mapping[int, int] | None = None,
 ) -> Run:
-    """Run an experiment whose clients are nodes. Every round is kept: on real machines, rounds are dear."""
+    """Run an experiment whose clients are nodes (`registered`: the node of each).
+
+    Every round is kept: on real machines, rounds are dear.
+    """
     deadline = experiment.deployment.deadline
     floor = None
     if out is not None:
         floor = RunDirectory(out, experiment.name).checkpoints.floor
     experiment.simulation.carrier = lambda simulation: Nodes(
-        transport, simulation, deadline=deadline, floor=floor, networked=networked, stop=stop
+        transport, simulation, deadline=deadline, floor=floor, networked=networked, stop=stop, registered=registered
     )
     return replace(experiment, checkpoint_every=1).run(out=out, resume=resume, overwrite=overwrite, observer=observer)
 

@@ -108,12 +108,11 @@ ${warning}exec flower-supernode --superlink "$$ADDRESS" --port "$$PORT" --node-c
 
 _REGISTER = """\
 #!/bin/sh
-# Tell the SuperLink which nodes may take part: the public keys in certs/.
+# Tell the SuperLink which nodes may take part, and write down whose they are (nodes.toml): the public keys in certs/.
+# A client moves to another key by: register.sh --client N --key FILE.pub
 set -eu
 . "$(dirname "$0")/env.sh"
-for key in "$HERE"/certs/node-*.pub; do
-    flwr supernode register "$key" laconic
-done
+exec laconic deploy register "$HERE" "$@"
 """
 
 _SUBMIT = """\

@@ -1,8 +1,9 @@
 """The server's side: jobs go to nodes, and come back by a deadline or not at all.
 
-Which node is which client's, a node says itself when it is first seen. A reply counts once: the first that comes in
-time, from the node that was asked, for the message that was asked; its frame then has to pass `open_reply` like any
-other. Evaluations of the server's own model are done here.
+Which node is which client's, a table says that registration wrote (`registry`); in a trial without one, a node says it
+itself when it is first seen. A reply counts once: the first that comes in time, from the node that was asked, for the
+message that was asked; its frame then has to pass `open_reply` like any other. Evaluations of the server's own model
+are done here.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Nodes:
 
     `deadline` seconds after a batch of jobs began, whoever has not answered is given up. `floor` says before which
     round no checkpoint will go back. `networked` tells whether messages cross a network, whose bytes are estimated.
-    `stop`, once set, interrupts the run.
+    `stop`, once set, interrupts the run. `registered` is the node of each client; without it nodes say who they are.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Nodes:
         floor: Callable[[], int] | None = None,
         networked: bool = True,
         stop: Event | None = None,
+        registered: Mapping[int, int] | None = None,
     ) -> None:
         for one in simulation.evaluations:
             if one.at_end:
@@ -120,6 +122,10 @@ class Nodes:
         self._floor = floor or (lambda: max(0, simulation.state.round - 1))
         self._stop = stop or Event()
         self._networked = networked
+        self._registered = registered
+        clients = simulation.clients.num_clients
+        if registered is not None and (odd := sorted(registered.keys() - set(range(clients)))):
+            raise ConfigError(f"the table of nodes has a client {odd[0]}, but there are {clients}; register them anew.")
         self._here = InProcess(simulation.agreement, simulation.clients)
         self._shared: dict[str, bytes] = {}
         self._frames: dict[int, bytes] = {}
@@ -206,11 +212,19 @@ class Nodes:
     def _look(self) -> None:
         """See which nodes are connected; ask new ones who they are."""
         there = set(self._transport.nodes())
+        if self._registered is not None:
+            before, self._node_of = self._node_of, {c: node for c, node in self._registered.items() if node in there}
+            for gone in sorted(before.keys() - self._node_of.keys()):
+                log.warning("the node of client %d is gone", gone)
+            return
         for node in set(self._met) - there:
             client = self._met.pop(node)
             if client is not None:
                 log.warning("the node of client %d is gone", client)
                 del self._node_of[client]
+                # A second one, which was not let in then, may be the client's now.
+                asking = {asked.node for asked in self._hellos.values()}
+                self._met = {n: c for n, c in self._met.items() if c is not None or n in asking}
         for node in sorted(there - set(self._met)):
             self._met[node] = None
             hello = Envelope.around(Call(kind="hello"))

@@ -416,6 +416,13 @@ class _Kept:
         rest = {name: leaf for name, leaf in state.items() if not name.startswith(f"{_PART}/")}
         return {**rest, **prefixed(_PART, part), _MET: torch.tensor(sorted(met), dtype=torch.int64)}
 
+    def forget(self, server: Tree, client: int) -> Tree:
+        """A device that lost its private leaves is sent those that a new one starts from."""
+        if _MET not in server:
+            return server
+        part = self.part.forget(subtree(_PART, server), client)
+        return {**server, **prefixed(_PART, part), _MET: server[_MET][server[_MET] != client]}
+
     # --- client ------------------------------------------------------------------------------------------------------
 
     def client_update(self, received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
