@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -13,9 +14,11 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from click import get_current_context
 from rich.console import Console
 from rich.table import Table
 
@@ -69,6 +72,24 @@ CpusPerClient = Annotated[
 GpusPerClient = Annotated[
     float | None, typer.Option(help="With --engine ray: GPUs that a client takes.", show_default="0")
 ]
+
+
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Let a file from another folder name Python code, which then runs here.")
+]
+
+
+def _trust(allow_code: bool, *files: Path) -> None:
+    """While a command runs, code is named only by files of the working folder, unless the user says otherwise."""
+    from laconic.core import without_code
+
+    foreign = [file for file in files if file.resolve().parent != Path.cwd().resolve()]
+    if foreign and not allow_code:
+        reason = (
+            f"and {foreign[0]} is not of the working folder: a configuration that names code is a program; "
+            "read it, then run it from its own folder, or give --allow-code."
+        )
+        get_current_context().with_resource(without_code(reason))
 
 
 class ExportFormat(StrEnum):
@@ -128,8 +149,10 @@ def run(
     cpus_per_client: CpusPerClient = None,
     gpus_per_client: GpusPerClient = None,
     quiet: Annotated[bool, typer.Option(help="Print nothing but errors.")] = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Run a federated training."""
+    _trust(allow_code, file)
     from laconic.config import experiment_from, read_table
     from laconic.core import ConfigError
     from laconic.engine import Each, Observer
@@ -221,11 +244,13 @@ def compare(
     cpus_per_client: CpusPerClient = None,
     gpus_per_client: GpusPerClient = None,
     quiet: Annotated[bool, typer.Option(help="Print nothing but errors.")] = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Run several methods under equal conditions, with several seeds, and say what each costs and gains.
 
     The same command again goes on where it ended. Exit code 3: some runs failed, the table names them.
     """
+    _trust(allow_code, *([base] if base else []), *(path for path in map(Path, entries) if path.is_file()))
     from laconic.comparison import compare_tables, read_entries, terminal
     from laconic.engine.processes import interrupt
 
@@ -503,8 +528,10 @@ def deploy_init(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS, and any node is admitted. For trials only.")
     ] = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Write the folder of a Flower app for a TOML file, with the scripts that start it."""
+    _trust(allow_code, config)
     from laconic.flower.folder import make_folder
 
     for path in make_folder(folder, config, address=address, insecure=insecure):
@@ -523,8 +550,10 @@ def deploy_certs(
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Keys to make.", show_default="one per client", min=1)] = None,
     days: Annotated[int, typer.Option(help="How long the certificates are valid.", min=1)] = 365,
+    allow_code: AllowCode = False,
 ) -> None:
     """Make a test authority, the server's certificate, and a key for every node."""
+    _trust(allow_code, folder / "run.toml")
     from laconic.config import experiment_from, read_table
     from laconic.flower.certs import make_certs
 
@@ -554,8 +583,10 @@ def doctor(
     folder: Annotated[
         Path | None, typer.Argument(help="The folder of an app, to look at too.", show_default=False)
     ] = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Say what is missing on this machine: extras, versions, ports, certificates."""
+    _trust(allow_code, *([folder / "run.toml"] if folder else []))
     from laconic.flower.doctor import examine
 
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -568,8 +599,21 @@ def doctor(
         raise typer.Exit(2)
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C. While torch is being imported nothing has begun, and an exception would be lost in its imports."""
+    loading = getattr(sys.modules.get("laconic.config"), "experiment_from", None) is None
+    while loading and frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"interrupted\n")
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
 def main() -> NoReturn:
     """The entry point: errors that the user can mend become one sentence and exit code 2."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and is not ignored, as in the background
+        signal.signal(signal.SIGINT, _interrupt)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
         app()

@@ -42,6 +42,7 @@ VERSION = 1
 Values = Literal["float32", "float16", "int8"]
 MAX_PARAMETERS = 1_000_000_000
 """The largest model that a file may ask for, unless the reader allows more."""
+_ANY, _PER_BYTE = 1 << 20, 4096  # parameters that a file of any size, and that every byte of it, may ask for
 
 _FIELDS = struct.Struct("<4sB3xIQ8s")
 _DIGEST_BYTES = 16
@@ -99,12 +100,15 @@ def write_model(
 
 
 def read_model(
-    blob: bytes, model: Callable[[], nn.Module] | None = None, *, max_parameters: int = MAX_PARAMETERS
+    blob: bytes, model: Callable[[], nn.Module] | None = None, *, max_parameters: int | None = None
 ) -> ModelFile:
     """What a file holds; `PayloadError` if it is anything but whole and unaltered.
 
-    `model` makes the architecture where the file does not name one of the catalogue's.
+    `model` makes the architecture where the file does not name one of the catalogue's. Nothing is made that the file is
+    too small to be about: `max_parameters` is then the caller's to give.
     """
+    if max_parameters is None:
+        max_parameters = MAX_PARAMETERS if model is not None else min(MAX_PARAMETERS, _ANY + _PER_BYTE * len(blob))
     text, payload, fingerprint, digest = _opened(blob)
     header = _header(text)
     architecture = header["model"]
@@ -115,7 +119,9 @@ def read_model(
     except ConfigError as error:
         raise PayloadError("model", f"the file's model cannot be made: {error}") from None
     if parameters > max_parameters:
-        raise PayloadError("model", f"a model of {parameters:,} parameters, but {max_parameters:,} is the most")
+        raise PayloadError(
+            "model", f"a model of {parameters:,} parameters, but {max_parameters:,} is the most for {len(blob)} bytes"
+        )
     kind, settings, values = header["kind"], header.get("settings", {}), header.get("values", "float32")
     module = build()
     if _fingerprint(spec_of(read_state(module))) != fingerprint:

@@ -32,7 +32,7 @@ from laconic.core.method import (
     replaced,
     same_leaves,
 )
-from laconic.core.objects import find_object
+from laconic.core.objects import find_object, without_code
 from laconic.core.population import ALONE, Newcomer, Population, sample_cohort
 from laconic.core.protocols import Codec, Shared
 from laconic.core.random import Key, isolated
@@ -142,5 +142,6 @@ __all__ = [
     "subtree",
     "traits_of",
     "tree_sha256",
+    "without_code",
     "write_state",
 ]

@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ def find_object(text: str, *, what: str, folder: Path | None = None) -> Callable
     >>> find_object("math:sqrt", what="loss")(9)
     3.0
     """
+    if refusal := _REFUSAL.get():
+        raise ConfigError(f"{what} {text!r} is code, {refusal}")
     path, colon, name = text.partition(":")
     if not (path and colon and name):
         raise ConfigError(f'{what} {text!r} must have the form "module.path:Name".')
@@ -39,6 +42,26 @@ def find_object(text: str, *, what: str, folder: Path | None = None) -> Callable
     if not callable(found):
         raise ConfigError(f"{what} {text!r} must be something that can be called, got {type(found).__name__}.")
     return found  # type: ignore[no-any-return]
+
+
+_REFUSAL: ContextVar[str] = ContextVar("refusal", default="")
+
+
+@contextmanager
+def without_code(reason: str) -> Iterator[None]:
+    """No code is found by its name meanwhile; `reason` says why, after "… is code,".
+
+    >>> with without_code("and today is Sunday."):
+    ...     find_object("math:sqrt", what="loss")
+    Traceback (most recent call last):
+        ...
+    laconic.core.errors.ConfigError: loss 'math:sqrt' is code, and today is Sunday.
+    """
+    token = _REFUSAL.set(reason)
+    try:
+        yield
+    finally:
+        _REFUSAL.reset(token)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -117,7 +118,7 @@ class Checkpoints:
 
     def _read(self, round: int) -> tuple[State, dict[str, Any]]:
         manifest = self._manifest(round).read_bytes()
-        body = json.loads(manifest)
+        body = json.loads(manifest, parse_constant=_not_finite, parse_float=_finite)
         del body["sha256"]
         if _signed(body) != manifest:  # byte for byte: 1e5 and 1E5 are the same number, but not the same file
             raise ValueError("its manifest does not match its hash")
@@ -129,6 +130,9 @@ class Checkpoints:
         if hashlib.sha256(tensors).hexdigest() != body["tensors_sha256"]:
             raise ValueError("its tensors do not match their hash")
         tree = unpack(tensors)
+        for name, leaf in tree.items():
+            if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+                raise ValueError(f"its {name!r} holds values that are not finite")
         state = State(
             round=body["round"],
             server={name: tree[f"server/{name}"] for name in body["leaves"]["server"]},
@@ -164,7 +168,7 @@ class Checkpoints:
             try:
                 said = json.loads(self._manifest(number).read_bytes())["stores"][kind]
                 meant |= files_of(said)
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 continue  # a damaged one, or one of a run that kept its states in memory
         return meant
 
@@ -204,6 +208,16 @@ def _tensors(state: State) -> Tree:
 def _stores(state: State) -> list[tuple[str, Store]]:
     stores = [("personal", state.personal), ("codec", state.codec)]
     return stores if state.memories is None else [*stores, ("memory", state.memories.store)]
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"a number {text} is not finite")
+    return value
+
+
+def _not_finite(word: str) -> None:
+    raise ValueError(f"{word} is no number")
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

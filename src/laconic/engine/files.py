@@ -14,11 +14,13 @@ from laconic.core import RunError
 TEMPORARY = ".tmp-"
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, *, mode: int | None = None) -> None:
     """Write under a temporary name, sync, rename, sync the folder: no reader ever sees half a file."""
     temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
     try:
         with temporary.open("wb") as file:
+            if mode is not None:  # while there is nothing in it
+                os.fchmod(file.fileno(), mode)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -58,6 +58,9 @@ EVERYONE = ClientInfo(id=BROADCAST, round=0, examples=0)
 _CHUNK = 500  # examples per forward pass of an evaluation: fixed, so that sums don't depend on the machine
 
 
+_ROOM = 1 << 16  # bytes that a frame of any message may have
+
+
 SNAPSHOT = parse("float32")
 """The codec of full snapshots: a tree as it is."""
 
@@ -413,10 +416,11 @@ def open_reply(agreement: Agreement, frame: bytes, received: Tree, client: Clien
     """Decode and check a client's frame; `PayloadError` says why it is refused."""
     codec = agreement.link.up
     try:
+        spec = agreement.method.message_spec(received)
+        _check_size(frame, spec)
         header, payload = _opened(agreement, Direction.UP, client, frame)
         if not 1 <= header.weight <= agreement.max_examples:
             raise PayloadError("weight", f"a weight of {header.weight}, but 1 to {agreement.max_examples} are allowed")
-        spec = agreement.method.message_spec(received)
         shared = Shared.of(spec, agreement.client_key(client).fold_in("up"), received)
         message = codec.decode(payload, spec, shared)
         _check_message(message, spec)
@@ -430,6 +434,13 @@ def open_reply(agreement: Agreement, frame: bytes, received: Tree, client: Clien
         said = PayloadError("codec_error", f"the codec raised {type(error).__name__}: {error}")
         raise said.at(client=client.id, round=client.round) from error
     return reply
+
+
+def _check_size(frame: bytes, spec: Spec) -> None:
+    """A frame that no codec would need for such a message is refused before anything of it is copied."""
+    most = _ROOM + 4 * sum(leaf.num_bytes for leaf in spec.values())
+    if len(frame) > most:
+        raise PayloadError("size", f"a frame of {len(frame):,} bytes, but {most:,} is the most for this message")
 
 
 def said(agreement: Agreement, metrics: Mapping[str, float]) -> dict[str, float]:

@@ -221,7 +221,7 @@ class RunDirectory:
             raise cannot_write(path, error) from None
         try:
             return [Record.read(json.loads(line)) for line in data[:num_bytes].splitlines()]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunError(f"{path} is damaged ({error}); start over with --overwrite.") from None
 
     def append(self, record: Record) -> int:

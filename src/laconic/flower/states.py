@@ -25,12 +25,13 @@ class Lost(Exception):
 
 
 class FolderEntries(MutableMapping[str, bytes]):
-    """Named bytes as files of one folder, each written whole or not at all."""
+    """Named bytes as files of one folder, each written whole or not at all, for this user alone."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
         except OSError as error:
             raise cannot_write(folder, error) from None
 
@@ -41,7 +42,7 @@ class FolderEntries(MutableMapping[str, bytes]):
             raise KeyError(name) from None
 
     def __setitem__(self, name: str, value: bytes) -> None:
-        write_atomically(self.folder / name, value)
+        write_atomically(self.folder / name, value, mode=0o600)
 
     def __delitem__(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)

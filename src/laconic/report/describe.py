@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -39,8 +40,10 @@ _OF_ONE_RUN = {
 def describe_run(run: RunRecord) -> Described:
     """One run: its curves, its figures, and how to repeat it."""
     try:
-        return _described(run)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        found = _described(run)
+        json.dumps(found, allow_nan=False)  # what one run has that JSON has not must not cost the page the others
+        return found
+    except Exception as error:  # files that others may have written: deep, infinite, of other types
         raise DataError(f"{run.path}: its files are not those of a run ({error!r}).") from None
 
 

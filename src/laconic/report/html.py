@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import logging
 from collections.abc import Sequence
 from hashlib import sha256
 from importlib.resources import files
@@ -16,9 +17,14 @@ from laconic.engine.files import write_atomically
 from laconic.report.describe import Described, describe, describe_run
 from laconic.report.records import find_runs, read_run
 
+log = logging.getLogger("laconic")
+
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
-    """Write the report of some runs, named by their folders or by folders that hold them; gives where it stands."""
+    """Write the report of some runs, named by their folders or by folders that hold them; gives where it stands.
+
+    One that cannot be read is left out with a warning, and named on the page.
+    """
     if not runs:
         raise ConfigError("a report is about runs: name at least one run's folder.")
     folders: dict[Path, Path] = {}
@@ -31,7 +37,17 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
             folders.setdefault(folder.resolve(), folder)
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; name the file to write, such as {out / 'report.html'}.")
-    data = describe([describe_run(read_run(folder)) for folder in folders.values()])
+    described: list[Described] = []
+    unreadable: list[dict[str, str]] = []
+    for folder in folders.values():
+        try:
+            described.append(describe_run(read_run(folder)))
+        except DataError as error:
+            unreadable.append({"name": folder.name, "reason": str(error).removeprefix(f"{folder}: ")})
+            if len(unreadable) == len(folders):
+                raise
+            log.warning("left out: %s", error)
+    data = describe(described, unreadable=unreadable)
     write_atomically(out, page(data).encode())
     return out
 

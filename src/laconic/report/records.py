@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from laconic.core import DataError
+from laconic.core import DataError, printable
 from laconic.engine import Record, in_use
 from laconic.models import share_gone
 
@@ -71,8 +71,9 @@ def read_run(path: Path) -> RunRecord:
         config = tomllib.loads(written.read_text(encoding="utf-8"))
         ended, split = _object(path / "summary.json"), _object(path / "split.json")
         return RunRecord(path, config, _records(path / "metrics.jsonl"), ended, split, running)
-    except (OSError, ValueError, KeyError, TypeError) as error:  # both decoders' errors are ValueErrors
-        raise DataError(f"{path}: the run's files cannot be read ({error}).") from None
+    except Exception as error:  # both decoders' errors are ValueErrors; what is nested a million deep is none
+        said = printable(f"{type(error).__name__}: {error}")[:300]
+        raise DataError(f"{path}: the run's files cannot be read ({said}).") from None
 
 
 def _object(path: Path) -> dict[str, Any] | None:

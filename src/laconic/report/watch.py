@@ -6,12 +6,15 @@ It knows two addresses, the page and its data; none of them is made from a path,
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Timer
 from typing import NamedTuple
 
 from laconic.core import DataError, RunError
@@ -118,6 +121,21 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "laconic", ""
     protocol_version = "HTTP/1.1"
     timeout = 30.0
+
+    def handle_one_request(self) -> None:
+        """A request that is not there as a whole in time is none: not even one that comes byte by byte."""
+        ends = Timer(self.timeout, partial(self._hang_up, self.connection))
+        ends.daemon = True
+        ends.start()
+        try:
+            super().handle_one_request()
+        finally:
+            ends.cancel()
+
+    @staticmethod
+    def _hang_up(connection: socket.socket) -> None:
+        with suppress(OSError):  # it may be gone already
+            connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
