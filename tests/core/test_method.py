@@ -147,6 +147,7 @@ def test_a_wrapper_keeps_every_optional_field() -> None:
         "replica": object(),
         "memory": Memory(merge=lambda held, received: held),
         "metrics": lambda server: {"figure": 1.0},
+        "secret_draws": True,
         "client_metrics": ("loss",),
         "paper_bytes": lambda received, message: 7,
     }

@@ -19,6 +19,7 @@ from laconic.config import experiment_from
 from laconic.core import ConfigError, Population, RunError
 from laconic.engine import Record, Silent
 from laconic.flower.messages import Answer, Call, Envelope
+from laconic.flower.node import _built
 from laconic.flower.nodes import TransportReply
 from laconic.methods import methods
 from laconic.testing import small_task
@@ -262,6 +263,37 @@ def test_a_name_that_is_none_costs_the_reply(name: str) -> None:
         .history
     )
     assert [(x["client"], x["reason"]) for x in record["rejections"]] == [(0, "envelope")]
+
+
+def private_masks(village: Village, frames: list[bytes]) -> Village:
+    """The village, with an ear at the replies of client 0."""
+
+    def ear(client: int, call: Call, answer: Envelope) -> Envelope:
+        if client == 0 and call.kind == "train":
+            frames.extend(answer.frames())
+        return answer
+
+    village.fault = ear
+    return village
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_the_server_cannot_draw_a_private_clients_noise_again(private: bool) -> None:
+    """Whoever knows the run's key knows every draw of a simulation: the server of a deployment knows none."""
+    table = table_for("fedpm", rounds=1)
+    if private:
+        table["method"] |= {"privacy": {"c": 0.2, "epsilon": 1.0}}
+    heard: list[list[bytes]] = [[], []]
+    for frames in heard:
+        _built.cache_clear()  # another process
+        private_masks(Village(table, 3), frames).run()
+    assert len(heard[0]) == len(heard[1]) == 1
+    assert (heard[0] != heard[1]) == private
+    simulated = experiment_from(table).run()
+    assert (simulated.summary.get("privacy_simulated") == 1) == private
+    deployed = Village(table, 3).run()
+    assert deployed.summary.get("privacy_simulated") == (0 if private else None)
+    assert (deployed.summary["state_sha256"] == simulated.summary["state_sha256"]) != private
 
 
 @pytest.mark.parametrize("total", [-1.0, 1e6, float("nan"), float("inf")])

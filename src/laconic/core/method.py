@@ -233,6 +233,8 @@ class Bound:
     """How a broadcast builds on what a client holds of those before it."""
     metrics: Callable[[Tree], Mapping[str, float]] = no_metrics
     """(server): what the state says of itself (sparsity and the like), for the records of evaluations."""
+    secret_draws: bool = False
+    """Whether the server must not know what a client draws: on a machine of its own, a client then has its own key."""
     client_metrics: Collection[str] | None = None
     """The names of `Update.metrics`, where the method says them: of what clients say, nothing else is then recorded."""
     paper_bytes: Callable[[Tree, Tree], int] = dense_bytes

@@ -114,6 +114,8 @@ class Agreement:
     """The largest weight that a client may claim in a weighted average."""
     max_value: float = 1e9
     """The largest magnitude that a value of a message may have."""
+    secret: Key | None = None
+    """On a client's own machine, what it draws from where the server must not know it; a simulation has none."""
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -399,8 +401,11 @@ def client_round(
     """A local update: learn, evaluate the outcome on the client's own test data, encode what is to be sent."""
     began = time.perf_counter()
     method, codec, key = agreement.method, agreement.link.up, agreement.client_key(client)
-    with isolated(key.fold_in("torch")):
-        update = method.client_update(received, personal, data, client, key)
+    own = key
+    if method.secret_draws and agreement.secret is not None:
+        own = agreement.secret.fold_in(client.round, client.id)
+    with isolated(own.fold_in("torch")):
+        update = method.client_update(received, personal, data, client, own)
         local = evaluate(method.task, update.fitted, data.test) if evaluates and update.fitted is not None else None
     spec = method.message_spec(received)
     shared = Shared.of(spec, key.fold_in("up"), received)

@@ -129,6 +129,8 @@ class Simulation:
         self.population = Population(clients.num_clients, schedule.cohort, clients.newcomer)
         self.carrier: Carrier = worker_pool
         self.anew: Anew | None = None
+        self.secret_draws = False
+        """Whether clients have keys of their own where the method wants it; a simulation has all from its seed."""
         bound = method.bind(task, self.population)
         self.agreement = Agreement(bound, link, Key.from_seed(seed), method.name, method.settings)
         self.state = State(0, bound.init(self.agreement.key.fold_in("init")))
@@ -218,6 +220,8 @@ class Simulation:
         """What the state says of itself, and what the evaluations of a run find."""
         self._share_models(pool)
         found: dict[str, Any] = dict(self.method.metrics(self.state.server))
+        if self.method.secret_draws:
+            found["privacy_simulated"] = int(not self.secret_draws)
         for evaluation in sorted(self.evaluations, key=lambda one: one.at_end):
             if at_end or not evaluation.at_end:
                 found |= evaluation.metrics(self, pool, found)
@@ -314,7 +318,7 @@ class _Exchange:
         """The server's new state, or the reason why the round is abandoned."""
         simulation = self._simulation
         server = simulation.state.server
-        stream = self._counted()
+        stream = self._counted(self._stream())
         first = next(stream, None)
         if first is None:
             return server, "no reply was accepted"
@@ -368,11 +372,11 @@ class _Exchange:
             if accepted and done.local is not None:
                 state.local[done.client] = done.local
 
-    def _counted(self) -> Iterator[Reply]:
-        """The replies that count, within the bounds of the run."""
+    def _counted(self, replies: Iterator[Reply]) -> Iterator[Reply]:
+        """Those that count, within the bounds of the run."""
         simulation = self._simulation
         method = simulation.method
-        for reply in within(self._stream(), simulation.bounds, method.task.spec, self._refuse):
+        for reply in within(replies, simulation.bounds, method.task.spec, self._refuse):
             result = self._came.pop(reply.client.id)
             self.ledger.paper_bytes += method.paper_bytes(reply.received, reply.message)
             self.replies += 1

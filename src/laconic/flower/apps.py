@@ -139,6 +139,7 @@ def serve(
     floor = None
     if out is not None:
         floor = RunDirectory(out, experiment.name).checkpoints.floor
+    experiment.simulation.secret_draws = True
     experiment.simulation.carrier = lambda simulation: Nodes(
         transport, simulation, deadline=deadline, floor=floor, networked=networked, stop=stop, registered=registered
     )

@@ -7,13 +7,15 @@ its own.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from laconic.config import Place, experiment_from, read_table
-from laconic.core import ClientInfo, ConfigError, PayloadError
+from laconic.core import ClientInfo, ConfigError, Key, PayloadError
 from laconic.engine.round import Agreement, Held, receive, receive_snapshot, to_everyone
 from laconic.engine.simulate import Simulation, one_thread
 from laconic.engine.store import pack
@@ -94,8 +96,10 @@ class Endpoint:
 
 @lru_cache(maxsize=64)
 def _built(text: str, place: Place | None) -> Simulation:
-    """The run as a client sees it: agreement and data."""
-    return experiment_from(json.loads(text), place=place).simulation
+    """The run as a client sees it: agreement and data, and a key that nobody else has."""
+    simulation = experiment_from(json.loads(text), place=place).simulation
+    simulation.agreement = replace(simulation.agreement, secret=Key(os.urandom(16)))
+    return simulation
 
 
 def _train(simulation: Simulation, call: Call, frames: Sequence[bytes], states: States) -> Envelope:

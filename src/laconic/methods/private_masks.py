@@ -23,6 +23,6 @@ def private_masks(masks: BernoulliMask, privacy: MaskPrivacy) -> Method:
         def metrics(server: Tree) -> Mapping[str, float]:
             return {**bound.metrics(server), "epsilon_per_round": private.spent(1).epsilon}
 
-        return replace(bound, metrics=metrics)
+        return replace(bound, metrics=metrics, secret_draws=True)
 
     return Method(masks.name, {}, bind, masks.link)
