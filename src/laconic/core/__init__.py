@@ -48,6 +48,7 @@ from laconic.core.registry import (
 )
 from laconic.core.sizes import num_bytes
 from laconic.core.task import UNBOUND, Loss, Metric, Precision, Side, Task, accuracy, read_state, write_state
+from laconic.core.tokens import IGNORED, perplexity, predicted, predictions, token_loss
 from laconic.core.traits import Traits, traits_of
 from laconic.core.tree import (
     Leaf,
@@ -78,6 +79,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Goal",
+    "IGNORED",
     "Json",
     "Key",
     "LaconicError",
@@ -128,8 +130,11 @@ __all__ = [
     "on_messages",
     "not_negative",
     "one_of",
+    "perplexity",
     "plain",
     "plain_settings",
+    "predicted",
+    "predictions",
     "prefixed",
     "printable",
     "read_state",
@@ -140,6 +145,7 @@ __all__ = [
     "sample_cohort",
     "spec_of",
     "subtree",
+    "token_loss",
     "traits_of",
     "tree_sha256",
     "without_code",

@@ -21,7 +21,10 @@ Precision = Literal["float32", "bfloat16"]
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Mean loss of a mini-batch from the model's outputs and the targets."""
 Metric = Callable[[Tensor, Tensor], Tensor]
-"""One value per example from the model's outputs and the targets; evaluation takes the mean."""
+"""One value per example from the model's outputs and the targets; evaluation takes the mean.
+
+Where there is a target per token (`core.tokens`), a row is a token that counts. One with `of_mean` makes a number of
+the mean (`perplexity`)."""
 
 
 class Side(Protocol):
@@ -202,6 +205,11 @@ class Task:
         with torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16):
             output = module(x)
         return output.float() if isinstance(output, Tensor) else output
+
+    def of_means(self, means: Mapping[str, float]) -> dict[str, float]:
+        """What means over predictions say, metric by metric: themselves, as a rule."""
+        makers = {name: getattr(self.metrics.get(name), "of_mean", float) for name in means}
+        return {name: makers[name](mean) for name, mean in means.items()}
 
     def fresh(self) -> nn.Module:
         """A new instance of the model, weights undefined until `write_state`."""

@@ -17,6 +17,7 @@ from laconic.data.partition import (
     partitions,
     sorted_shards,
 )
+from laconic.data.sequences import next_tokens, padded
 from laconic.data.sources import (
     cifar10,
     cifar100,
@@ -32,6 +33,7 @@ from laconic.data.sources import (
 )
 from laconic.data.split import QUANTILES, split_of
 from laconic.data.synthetic import linear_teachers, synthetic
+from laconic.data.texts import leaf, shakespeare
 from laconic.data.validation import with_validation
 from laconic.data.vqa import easy_vqa
 
@@ -59,12 +61,16 @@ __all__ = [
     "gtsrb",
     "iid",
     "label_shards",
+    "leaf",
     "linear_teachers",
     "mnist",
     "mnist_by_writer",
+    "next_tokens",
     "pachinko",
+    "padded",
     "parquet",
     "partitions",
+    "shakespeare",
     "sorted_shards",
     "sources",
     "split_of",

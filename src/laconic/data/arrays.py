@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from laconic.core import DataError
+from laconic.core import IGNORED, DataError, predicted
 
 ArrayLike: TypeAlias = Any
 """A tensor, a numpy array, or whatever numpy makes a numeric array of."""
@@ -36,6 +36,8 @@ def as_inputs(array: ArrayLike, *, where: str) -> Tensor:
 def as_targets(array: ArrayLike, *, where: str) -> Tensor:
     """Targets: whole numbers are classes, int64; floats are regression targets, float32 with two axes at least.
 
+    Whole numbers of more than one axis are targets of tokens or pixels, −100 where nothing is to be predicted.
+
     >>> as_targets([0.5, 1.5], where="train y")
     tensor([[0.5000],
             [1.5000]])
@@ -44,15 +46,19 @@ def as_targets(array: ArrayLike, *, where: str) -> Tensor:
     if tensor.is_floating_point():
         values = _finite(tensor.to(torch.float32), where)
         return values.unsqueeze(1) if values.dim() == 1 else values
-    if tensor.dim() != 1:
+    if tensor.dim() < 1:
+        raise DataError(f"{where} is a single number; give one target per example.")
+    if tensor.dim() > 1 and tensor[:1].numel() == 1:
         raise DataError(
             f"{where} has the shape {tuple(tensor.shape)}, but class labels need one axis; "
             "give one whole number per example."
         )
     labels = tensor.to(torch.int64)
-    if len(labels) and int(labels.min()) < 0:
+    counted = predicted(labels)
+    if len(counted) and int(counted.min()) < 0:
+        unless = "" if labels.dim() == 1 else f" ({IGNORED} is for tokens that do not count)"
         raise DataError(
-            f"{where} has the label {int(labels.min())}, but classes are numbered from 0 on; "
+            f"{where} has the label {int(counted.min())}, but classes are numbered from 0 on{unless}; "
             "np.unique(y, return_inverse=True)[1] numbers them."
         )
     return labels

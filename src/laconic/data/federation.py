@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from laconic.core import ClientData, DataError, Key, Newcomer, Part, channels_last
+from laconic.core import IGNORED, ClientData, DataError, Key, Newcomer, Part, channels_last
 from laconic.data.arrays import ArrayLike, as_inputs, as_targets, check_pair, count_classes
 from laconic.data.assignment import Examples, IntArray, Ragged
 from laconic.data.holdout import hold_out
@@ -273,13 +273,20 @@ class Federation:
         return len(self.train_rows[client])
 
     def label_counts(self) -> IntArray:
-        """Training examples of each client (row) and class (column)."""
+        """Training examples (tokens, where each has a target) of each client (row) and class (column)."""
         if not self.classes:
             raise DataError(f"{self.name} is regression and has no labels to count.")
-        labels = self.y.numpy()[self.train_rows.flat]
-        cells = self.num_clients * self.classes
-        counts = np.bincount(self.train_rows.owner * self.classes + labels, minlength=cells)
+        owner, labels = self.train_labels()
+        counts = np.bincount(owner * self.classes + labels, minlength=self.num_clients * self.classes)
         return counts.reshape(self.num_clients, self.classes)
+
+    def train_labels(self) -> tuple[IntArray, IntArray]:
+        """The client and the class of every training example, or of every token that has a target."""
+        labels, owner = self.y.numpy()[self.train_rows.flat], self.train_rows.owner
+        if labels.ndim > 1:
+            counted = labels != IGNORED
+            return np.repeat(owner, counted.reshape(len(labels), -1).sum(axis=1)), labels[counted]
+        return owner, labels
 
     def _check(self, client: int) -> None:
         if not 0 <= client < self.num_clients:
@@ -314,14 +321,15 @@ def pooled(
         raise DataError(f"{name}: coarse has {len(coarse)} entries, but there are {count} classes.")
     if protected is not None and len(protected) != len(x):
         raise DataError(f"{name}: protected has {len(protected)} rows, but there are {len(x)} examples.")
-    pool = Examples(_labels(y), num_train, count, groups, coarse)
+    # Where every token has a target, an example has no class that a partition could go by.
+    pool = Examples(_labels(y), num_train, count if y.dim() == 1 else 0, groups, coarse)
     dealt = assign(pool, clients=clients, partition=partition, seed=seed)
     common = np.arange(num_train, len(x)) if dealt.common is None else dealt.common
     return Federation(name, x, y, dealt.train, dealt.test, torch.from_numpy(common), count, dealt.dropped, protected)
 
 
 def _labels(y: Tensor) -> IntArray:
-    return np.zeros(len(y), dtype=np.int64) if y.is_floating_point() else y.numpy()
+    return np.zeros(len(y), dtype=np.int64) if y.is_floating_point() or y.dim() > 1 else y.numpy()
 
 
 def _checked_pair(pair: tuple[ArrayLike, ArrayLike], *, where: str) -> tuple[Tensor, Tensor]:

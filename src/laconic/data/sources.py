@@ -32,6 +32,7 @@ from laconic.data.images import Scaling, scale
 from laconic.data.partition import PartitionSpec
 from laconic.data.synthetic import synthetic
 from laconic.data.tables import Place, Split, has_split, read_split
+from laconic.data.texts import leaf, shakespeare
 from laconic.data.vqa import easy_vqa
 
 
@@ -255,6 +256,8 @@ sources: Registry[Federation] = Registry(
         gtsrb,
         adult,
         easy_vqa,
+        shakespeare,
+        leaf,
         parquet,
     ],
     section="data",

@@ -38,9 +38,10 @@ def split_of(federation: Federation) -> dict[str, Any]:
     if not classes:
         return split
     # Only the cells that are not empty: clients times classes may be far more than there are examples.
-    labels = federation.y.numpy()[federation.train_rows.flat]
-    cells, counts = np.unique(federation.train_rows.owner * classes + labels, return_counts=True)
+    owners, labels = federation.train_labels()
+    cells, counts = np.unique(owners * classes + labels, return_counts=True)
     owner = cells // classes
+    held = np.bincount(owners, minlength=clients)
     commonest = np.zeros(clients, dtype=np.int64)
     np.maximum.at(commonest, owner, counts)
     chosen = np.unique(np.linspace(0, clients - 1, min(clients, _CLIENTS)).round().astype(np.int64))
@@ -52,7 +53,7 @@ def split_of(federation: Federation) -> dict[str, Any]:
     return {
         **split,
         "labels": _quantiles(np.bincount(owner, minlength=clients)),
-        "largest_share": _quantiles(commonest[sizes > 0] / sizes[sizes > 0]),
+        "largest_share": _quantiles(commonest[held > 0] / held[held > 0]),
         "labels_per_column": width,
         "table_clients": chosen.tolist(),
         "table": table.tolist(),

@@ -23,7 +23,7 @@ from laconic.engine.round import (
     to_everyone,
 )
 from laconic.engine.run import Each, Observer, Run, RunDirectory, Silent, changes, execute, in_use, versions
-from laconic.engine.simulate import Evaluation, Metrics, Schedule, Simulation, State
+from laconic.engine.simulate import Evaluation, Metrics, Schedule, Simulation, State, Stop
 from laconic.engine.store import ClientStore, DiskStore, Store, pack, unpack
 from laconic.engine.workers import Clients
 
@@ -55,6 +55,7 @@ __all__ = [
     "Silent",
     "Simulation",
     "State",
+    "Stop",
     "Store",
     "bytes_to_reach",
     "changes",

@@ -111,6 +111,10 @@ class Checkpoints:
             )
         return None
 
+    def forget(self, round: int) -> None:
+        """Take the checkpoint of a round away: what follows begins at the one before."""
+        self._manifest(round).unlink(missing_ok=True)
+
     def floor(self) -> int:
         """The round before which a resumed run will hardly begin: that of the newest checkpoint but one."""
         rounds = self._rounds()

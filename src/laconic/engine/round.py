@@ -47,6 +47,7 @@ from laconic.core import (
     describe,
     isolated,
     one_of,
+    predictions,
     resolve,
     spec_of,
     traits_of,
@@ -248,7 +249,7 @@ def canonical_json(value: Json) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """Sums over examples: loss and metrics. Scores add up."""
+    """Sums over examples (over tokens, where each is predicted): loss and metrics. Scores add up."""
 
     examples: int
     sums: Mapping[str, float]
@@ -498,16 +499,18 @@ def evaluate(task: Task, predictor: Predictor, part: Part) -> Score:
     sums = dict.fromkeys(("loss", *task.metrics), 0.0)
     if not len(part):
         return Score(0, sums)
-    training = predictor.training
+    training, count = predictor.training, 0
     layers = in_quick_order(predictor.eval())
     with torch.no_grad():
         for x, y in part.batches(_CHUNK):
             output, target = task.forward(layers, x.to(task.device)), y.to(task.device)
-            sums["loss"] += float(task.loss(output, target)) * len(y)
+            rows, labels = predictions(output, target)
+            sums["loss"] += float(task.loss(output, target)) * len(labels)
             for name, metric in task.metrics.items():
-                sums[name] += float(metric(output, target).sum())
+                sums[name] += float(metric(rows, labels).sum())
+            count += len(labels)
     predictor.train(training)
-    return Score(len(part), sums)
+    return Score(count, sums)
 
 
 def chunks(part: Part) -> list[Part]:

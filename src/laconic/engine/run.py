@@ -141,10 +141,13 @@ class RunDirectory:
         self._lock: IO[bytes] | None = None
         self._metrics: IO[bytes] | None = None
 
-    def open(self, config: Mapping[str, Any], *, resume: bool, overwrite: bool = False) -> None:
-        """Lock the folder and make it ready; refuse a folder in use, or one that holds another run."""
+    def open(self, config: Mapping[str, Any], *, resume: bool, overwrite: bool = False) -> int | None:
+        """Lock the folder and make it ready; refuse a folder in use, or one that holds another run.
+
+        Where a run that had come to its end is given more rounds: how many it had.
+        """
         try:
-            self._open(config, resume=resume, overwrite=overwrite)
+            return self._open(config, resume=resume, overwrite=overwrite)
         except OSError as error:
             self.close()
             raise cannot_write(self.path, error) from None
@@ -152,7 +155,7 @@ class RunDirectory:
             self.close()
             raise
 
-    def _open(self, config: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
+    def _open(self, config: Mapping[str, Any], *, resume: bool, overwrite: bool) -> int | None:
         if self.path.is_symlink():
             raise RunError(f"{self.path} is a link to another folder; remove it or choose another run.name.")
         self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +168,7 @@ class RunDirectory:
                 f"{self.path} is in use by another process; wait for it or choose another run.name."
             ) from None
         _held.add((os.getpid(), self.path.resolve()))
-        written = self.path / "config.toml"
+        written, ended = self.path / "config.toml", None
         if written.exists() and overwrite:
             shutil.rmtree(self.checkpoints.folder)
             self.checkpoints.folder.mkdir()
@@ -182,28 +185,36 @@ class RunDirectory:
                     f"{self.path} already holds a run; go on with --resume, start over with --overwrite, "
                     "or choose another run.name."
                 )
-            self._check_same(config, written)
+            before = self._check_same(config, written)
+            if before < config["run"]["rounds"] and (self.path / "summary.json").exists():
+                ended = before
+                for stale in ("summary.json", "model.lac", "model.safetensors", "report.html"):
+                    (self.path / stale).unlink(missing_ok=True)
         remove_temporaries(self.path)
         write_atomically(written, tomli_w.dumps(without_none(config)).encode())
+        return ended
 
     def finished(self, config: Mapping[str, Any]) -> bool:
         """Whether this very run stands here and has come to its end; another run in its place is refused."""
         written = self.path / "config.toml"
         if not written.exists():
             return False
-        self._check_same(config, written)
-        return (self.path / "summary.json").exists()
+        return self._check_same(config, written) == config["run"]["rounds"] and (self.path / "summary.json").exists()
 
-    def _check_same(self, config: Mapping[str, Any], written: Path) -> None:
+    def _check_same(self, config: Mapping[str, Any], written: Path) -> int:
+        """The rounds that the run was given before: it may be given more, but nothing else may be another."""
         try:
             old = tomllib.loads(written.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise RunError(f"cannot resume {self.path}: its config.toml cannot be read ({error}).") from None
         for key, was, now in changes(old, config):
+            if key == "run.rounds" and isinstance(was, int) and was < now:
+                continue
             raise RunError(
                 f"cannot resume {self.path}: {key} was {was!r} and is {now!r} now; "
                 "restore it, or choose another run.name."
             )
+        return int(old["run"]["rounds"])
 
     def read_history(self, *, num_bytes: int) -> list[Record]:
         """The records up to a checkpoint; later lines are cut off, for their rounds are made again."""
@@ -305,8 +316,13 @@ def execute(
             raise ConfigError("resume and overwrite are about a run's folder: say where it is with out.")
         _place_states(simulation, None)
         return _to_the_end(simulation, facts, None, [], 0, checkpoint_every, observer)
-    directory.open(config, resume=resume, overwrite=overwrite)
+    ended = directory.open(config, resume=resume, overwrite=overwrite)
     try:
+        if ended is not None and (
+            ended % simulation.schedule.eval_every or any(e.at_end for e in simulation.evaluations)
+        ):
+            # The last round was evaluated as a last round is. In a longer run it is none, so it is made again.
+            directory.checkpoints.forget(ended)
         if isinstance(simulation.clients, Federation):
             directory.write("split.json", json.dumps(split_of(simulation.clients)).encode() + b"\n")
         history: list[Record] = []
@@ -348,6 +364,7 @@ def _to_the_end(
     checkpoint_every: int,
     observer: Observer,
 ) -> Run:
+    simulation.evaluated = [dict(record.evaluation) for record in history if record.evaluation]
     saved = simulation.state.round if directory is not None and history else -1
     behind = Behind()
 
@@ -462,6 +479,7 @@ def _summary(simulation: Simulation, facts: Mapping[str, Any], history: list[Rec
         "paper_bytes": state.ledger.paper_bytes,
         "rejected": sum(record.traffic["rejected"] for record in history),
         **_rest(history),
+        **({"stopped": simulation.stopped} if simulation.stopped else {}),
         "abandoned": sum(bool(record.abandoned) for record in history),
         "seconds": sum(record.seconds for record in history),
         "state_sha256": tree_sha256(state.server),

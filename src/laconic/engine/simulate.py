@@ -87,6 +87,47 @@ Metrics = dict[str, Any]
 """What an evaluation finds, by name."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """When a run ends before its last round.
+
+    At an evaluation whose `metric` is at least `target` (at most, where `lower`); after `patience` evaluations in a row
+    that were no better than the best before them; in the round in which `bytes` are spent, both ways together.
+    """
+
+    metric: str = "global_accuracy"
+    target: float | None = None
+    patience: int | None = None
+    bytes: float | None = None
+    lower: bool = False
+
+    def __post_init__(self) -> None:
+        for name, given in (("patience", self.patience), ("bytes", self.bytes)):
+            if given is not None and not given >= 1:
+                raise ConfigError(f"stop.{name} must be at least 1, got {given}.")
+        if self.target is self.patience is self.bytes is None:
+            raise ConfigError("stop needs a target, patience or bytes: { target = 0.9 }, say.")
+
+    def why(self, evaluated: Sequence[Metrics], spent: int) -> str | None:
+        """Why a run that found this and cost so much is over; `None` while it goes on."""
+        if self.bytes is not None and spent >= self.bytes:
+            return "bytes"
+        if evaluated and (self.target is not None or self.patience is not None):
+            if self.metric not in evaluated[-1]:
+                raise ConfigError(f"stop.metric: no evaluation finds {self.metric!r}; {_known(evaluated[-1])}.")
+            values = [found[self.metric] * (-1 if self.lower else 1) for found in evaluated]
+            if self.target is not None and values[-1] >= self.target * (-1 if self.lower else 1):
+                return "target"
+            if self.patience is not None and len(values) > self.patience:
+                best = values.index(max(values))
+                return "patience" if len(values) - 1 - best >= self.patience else None
+        return None
+
+
+def _known(found: Metrics) -> str:
+    return f"they find {', '.join(name for name in found if isinstance(found[name], float))}"
+
+
 class Evaluation(Protocol):
     """Something that a run measures.
 
@@ -120,12 +161,15 @@ class Simulation:
         workers: int | Literal["auto"] = "auto",
         store: Kind = "memory",
         bounds: Bounds = UNBOUNDED,
+        stop: Stop | None = None,
     ) -> None:
         if workers != "auto" and workers < 0:
             raise ConfigError(f"run.workers must be 'auto' or not negative, got {workers}.")
         one_of("run.store", store, get_args(Kind))
         self.schedule, self.clients, self.seed = schedule, clients, seed
         self.evaluations, self.workers, self.store, self.bounds = tuple(evaluations), workers, store, bounds
+        self.stop = stop
+        self.evaluated: list[Metrics] = []
         self.population = Population(clients.num_clients, schedule.cohort, clients.newcomer)
         self.carrier: Carrier = worker_pool
         self.anew: Anew | None = None
@@ -181,7 +225,7 @@ class Simulation:
         with one_thread():
             pool = self.carrier(self)
             try:
-                while self.state.round < self.schedule.rounds:
+                while self.state.round < self.schedule.rounds and self.stopped is None:
                     yield self._round(pool)
             finally:
                 pool.close()
@@ -192,8 +236,12 @@ class Simulation:
         exchange = _Exchange(self, pool, number)
         server, abandoned = exchange.run()
         self._keep(exchange, number, None if abandoned else server)
-        last = number == self.schedule.rounds
+        last = number == self.schedule.rounds or self.stopped is not None
         evaluation = self._evaluate(pool, at_end=last) if last or number % self.schedule.eval_every == 0 else {}
+        if evaluation:
+            self.evaluated.append(evaluation)
+            if not last and self.stopped is not None and any(one.at_end for one in self.evaluations):
+                evaluation |= self._evaluate(pool, at_end=True)
         evaluation |= self._end_phase(evaluation)
         return Record(
             number,
@@ -204,6 +252,13 @@ class Simulation:
             abandoned,
             time.perf_counter() - began,
         )
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run is over before its last round, if it is."""
+        if self.stop is None:
+            return None
+        return self.stop.why(self.evaluated, self.state.ledger.bytes_up + self.state.ledger.bytes_down)
 
     def _keep(self, exchange: _Exchange, number: int, server: Tree | None) -> None:
         """Make a round part of the state. Until `round` is set again, an interrupted state is not a whole one."""

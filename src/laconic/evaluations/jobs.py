@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from laconic.codecs.wire import HEADER_BYTES
-from laconic.core import ClientInfo, Shared
+from laconic.core import ClientInfo, Shared, predictions
 from laconic.engine.round import SNAPSHOT, Score, evaluate
 from laconic.engine.store import pack, unpack
 from laconic.engine.workers import Station
@@ -41,7 +41,8 @@ class Predict:
         payload, _ = SNAPSHOT.encode(part, Shared(station.agreement.client_key(self.client)), {})
         with torch.no_grad():
             task = method.task
-            outputs = [task.forward(predictor, c.tensors()[0].to(task.device)).cpu() for c in station.test_chunks]
+            parts = (chunk.tensors() for chunk in station.test_chunks)
+            outputs = [predictions(task.forward(predictor, x.to(task.device)).cpu(), y).output for x, y in parts]
         return Outputs(pack({"outputs": torch.cat(outputs)}), HEADER_BYTES + len(payload) if part else 0)
 
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from laconic.core import ClientInfo, ConfigError, DataError, Registry, Task, did_you_mean
+from laconic.core import ClientInfo, ConfigError, DataError, Registry, Task, did_you_mean, predicted
 from laconic.data import QUANTILES
 from laconic.engine.round import Score, chunks
 from laconic.engine.simulate import Evaluation, Metrics, Simulation
@@ -38,13 +38,14 @@ class Global:
 
     def metrics(self, run: Simulation, pool: Pool, found: Mapping[str, Any]) -> Metrics:
         """`global_*` and `validation_*`; `sparsity`, in all and by layer."""
-        made: Metrics = dict(sparsity(run.method.global_model(run.state.server), run.method.task.module))
+        task = run.method.task
+        made: Metrics = dict(sparsity(run.method.global_model(run.state.server), task.module))
         for name, part in (("global", run.clients.test), ("validation", run.clients.validation)):
             count, held_out = len(chunks(part)), name == "validation"
             total = Score(0, {})
             for score in pool.map((EvaluateServer(i, held_out) for i in range(count)), count=count):
                 total += score
-            made |= {f"{name}_{metric}": value for metric, value in total.means().items()}
+            made |= {f"{name}_{metric}": value for metric, value in task.of_means(total.means()).items()}
         return made
 
 
@@ -67,7 +68,11 @@ class Local:
             scores = zip(have, pool.map(jobs, count=len(have)), strict=True)
             state.local |= {c: score for c, score in scores if not isinstance(score, Failure)}
         settled = run.population.settled
-        of_each = [score.means() for c, score in sorted(state.local.items()) if score.examples and c in settled]
+        of_each = [
+            method.task.of_means(score.means())
+            for c, score in sorted(state.local.items())
+            if score.examples and c in settled
+        ]
         if of_each:
             for name in of_each[0]:
                 made[f"local_{name}"] = sum(means[name] for means in of_each) / len(of_each)
@@ -80,7 +85,7 @@ class Local:
             at = ClientInfo(newcomer, state.round, 0)
             own = state.personal.get(newcomer, b"") if method.own_model else None
             (score,) = pool.map([EvaluateClient(at, own)], count=1)
-            made |= {f"newcomer_{name}": value for name, value in score.means().items()}
+            made |= {f"newcomer_{name}": value for name, value in method.task.of_means(score.means()).items()}
         return made
 
 
@@ -108,13 +113,15 @@ class Ensemble:
             total, models, upload = total + values, models + 1, upload + one.upload
             if task.outputs == "logits":
                 votes = votes + torch.nn.functional.one_hot(values.argmax(dim=1), values.shape[1])
-        y, mean = run.clients.test.tensors()[1], (total / models).float()
+        y, mean = predicted(run.clients.test.tensors()[1]), (total / models).float()
         made: Metrics = {"new_loss": float(task.loss(mean, y)), "new_test_models": models, "new_test_bytes_up": upload}
         for name, metric in task.metrics.items():
-            made[f"new_{name}"] = float(metric(mean, y).sum()) / len(y)
+            found_now = task.of_means({name: float(metric(mean, y).sum()) / len(y)})
+            made |= {f"new_{n}": value for n, value in found_now.items()}
             if task.outputs == "logits":
                 # Where classes have as many votes, the larger mean output decides.
-                made[f"vote_{name}"] = float(metric(votes + mean.double().softmax(dim=1) / 2, y).sum()) / len(y)
+                voted = float(metric(votes + mean.double().softmax(dim=1) / 2, y).sum()) / len(y)
+                made |= {f"vote_{n}": value for n, value in task.of_means({name: voted}).items()}
         return made
 
 
@@ -138,7 +145,8 @@ class FineTuned:
         """`finetuned_*`: means over clients."""
         have = _members(run)
         jobs = (FineTune(client, personal, self.epochs, self.lr, self.batch_size) for client, personal in have)
-        of_each = [score.means() for score in pool.map(jobs, count=len(have)) if score.examples]
+        task = run.method.task
+        of_each = [task.of_means(score.means()) for score in pool.map(jobs, count=len(have)) if score.examples]
         return (
             {f"finetuned_{n}": sum(means[n] for means in of_each) / len(of_each) for n in of_each[0]} if of_each else {}
         )

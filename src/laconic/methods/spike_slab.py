@@ -66,6 +66,7 @@ from laconic.core import (
 from laconic.methods.em import Weighting, differences, predictor, weight_of
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Latent, Pull, Solver, adamax_step, solve
+from laconic.models.anatomy import leave_dense
 from laconic.models.assemble import UNITS
 from laconic.models.groups import Groups, Piece, find_groups
 from laconic.models.surgery import plan, sliced
@@ -100,7 +101,9 @@ class SpikeSlab:
 
     `prune = False` leaves gates with θ ≤ ε in the game; they are closed in predictions only. In every layer the group
     with the largest θ stays alive whatever its θ, with a warning: a network that is cut through learns nothing more.
-    `gates = "open"` forces all gates to 1, so that nothing is pruned and the weights move exactly as FedAdam's.
+    Layers with a leaf that matches a pattern of `dense` have no gates and travel whole; so do, with a warning, those
+    that cannot be followed (an LSTM, attention, an embedding). `gates = "open"` forces all gates to 1, so that nothing
+    is pruned and the weights move exactly as FedAdam's.
     """
 
     task: Task = UNBOUND
@@ -115,6 +118,7 @@ class SpikeSlab:
     structured: bool = True
     gate_output: bool = False
     prune: bool = True
+    dense: tuple[str, ...] = ()
     gates: Literal["sampled", "open"] = "sampled"
     threshold_lr: float = 1e-3
     server: ServerOptimizer | None = ServerOptimizer("adam", lr=0.01)
@@ -141,7 +145,9 @@ class SpikeSlab:
     def bind(self, task: Task, population: Population = ALONE) -> Bound:
         """The method for a task; a model without gateable layers is refused here."""
         sparse = replace(self, task=task)
-        _ = sparse.groups
+        groups = sparse.groups
+        if groups.anatomy is not None:
+            leave_dense("fedsparse", groups.anatomy.whole, instead="puts no gates on")
         return Bound.of(sparse, memory=Memory(part=sparse.alive_part))
 
     @cached_property
@@ -152,6 +158,7 @@ class SpikeSlab:
             structured=self.structured,
             gate_output=self.gate_output,
             only=self.task.spec if self.task.private else None,
+            dense=self.dense,
         )
 
     @cached_property

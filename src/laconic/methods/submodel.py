@@ -50,7 +50,7 @@ from laconic.core import (
 from laconic.methods.em import Weighting, differences, optimizer_step, predictor, weight_of
 from laconic.methods.server import ServerOptimizer
 from laconic.methods.solvers import Solver, solve
-from laconic.models.anatomy import Anatomy, Layer, dissect
+from laconic.models.anatomy import ALWAYS, Anatomy, Layer, dissect, leave_dense
 from laconic.models.surgery import Cut, Plan, plan, slice_tree, sliced
 
 _SEED = "#seed"  # the leaf of a broadcast that the sub-model is drawn from
@@ -68,6 +68,9 @@ class SubModel:
     layer's inputs are multiplied by units / kept units, as inverted dropout does, so that the whole model needs no
     scaling at prediction.
 
+    Layers with a leaf that matches a pattern of `dense` lose nothing; nor do, with a warning, those that cannot be
+    followed (an LSTM, attention, an embedding).
+
     The sub-model follows from eight bytes, the leaf `#seed` of the broadcast, which the server draws from the round's
     key and the client's number. Both ends cut the same tensors from it; no mask and no index travels, and sizes are the
     same for every seed, so that both ends know them beforehand.
@@ -83,6 +86,7 @@ class SubModel:
     first_rate: float = 0.01
     streams: Literal["shared", "kept"] = "shared"
     scale: bool = False
+    dense: tuple[str, ...] = ()
     server: ServerOptimizer | None = ServerOptimizer("adam", lr=0.01)
     weighting: Weighting = "uniform"
     solver: Solver = Solver()
@@ -105,13 +109,14 @@ class SubModel:
             )
         drop = replace(self, task=task)
         _ = drop._streams
+        leave_dense("feddrop", drop.anatomy.whole, instead="removes nothing of")
         memory = Memory(first=lambda server: subtree("w", server), part=drop.held_part, merge=drop.put_back)
         return Bound.of(drop, per_client=True, memory=memory)
 
     @cached_property
     def anatomy(self) -> Anatomy:
         """How the layers of the task's model follow each other."""
-        return dissect(self._whole)
+        return dissect(self._whole, self.dense)
 
     @cached_property
     def _whole(self) -> nn.Module:
@@ -122,7 +127,7 @@ class SubModel:
 
     def rate(self, layer: Layer) -> float:
         """The rate of a layer by itself, as the paper counts it."""
-        if layer.output:
+        if layer.output or layer.fixed:
             return 0.0
         if layer.inputs is None and self._deep:
             return self.first_rate
@@ -131,27 +136,37 @@ class SubModel:
     @cached_property
     def _deep(self) -> bool:
         """Whether anything but the layers that read the inputs can be dropped."""
-        return any(layer.inputs is not None and not layer.output for layer in self.anatomy.layers)
+        return any(layer.inputs is not None for layer in self._droppable)
+
+    @cached_property
+    def _droppable(self) -> list[Layer]:
+        """The layers that may lose units."""
+        return [layer for layer in self.anatomy.layers if not layer.output and not layer.fixed]
 
     @cached_property
     def _streams(self) -> tuple[tuple[tuple[int, ...], int], ...]:
         """Slots that are dropped together, and how many of them."""
-        hidden = [layer for layer in self.anatomy.layers if not layer.output]
+        hidden = self._droppable
         if not hidden:
+            why = "".join(f"; {name!r} stays whole: {said}" for name, said in list(self.anatomy.whole.items())[:1])
             raise ConfigError(
-                "this model has no droppable layer: nothing of Conv or Linear stands before the output layer."
+                "this model has no droppable layer: nothing of Conv or Linear stands before the output layer"
+                f"{why}. Put one there, or use a method that cuts no units, such as fedavg."
             )
         rates: dict[tuple[int, ...], float] = {}
         for layer in hidden:
             rates[layer.outputs] = max(self.rate(layer), rates.get(layer.outputs, 0.0))
-        fixed = {slot for layer in self.anatomy.layers if layer.output for slot in layer.outputs}
+        stay = {slot for layer in self.anatomy.layers if layer not in hidden for slot in layer.outputs}
+        # What is added to a value that no unit writes (an embedding, say) has its channels for ever.
+        stay |= {slot for slot, sources in self.anatomy.slot_sources.items() if ALWAYS in sources}
         streams = []
         for slots, rate in rates.items():
-            others = {slot for other in rates if other != slots for slot in other} | fixed
-            if others & set(slots):
+            others = {slot for other in rates if other != slots for slot in other}
+            keep = bool(stay & set(slots))
+            if not keep and others & set(slots):
                 name = next(layer.name for layer in hidden if layer.outputs == slots)
                 raise ConfigError(f"{name!r} shares only a part of its channels with other layers; it cannot be cut.")
-            keep = self.streams == "kept" and bool(self.anatomy.shared_slots & set(slots))
+            keep = keep or (self.streams == "kept" and bool(self.anatomy.shared_slots & set(slots)))
             streams.append((slots, 0 if keep else dropped(rate, len(slots))))
         return tuple(streams)
 

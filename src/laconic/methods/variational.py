@@ -57,6 +57,7 @@ from laconic.core import (
 )
 from laconic.methods.em import Weighting, differences, predictor, weight_of
 from laconic.methods.solvers import Pull, Solver, solve
+from laconic.models.anatomy import leave_dense
 from laconic.models.variational import (
     HIGHEST,
     LOWEST,
@@ -77,7 +78,10 @@ _LIKELY, _UNLIKELY = 0.9, 0.01  # bits of a mask where the last one was 1 and 0;
 @flat
 @dataclass(frozen=True, kw_only=True)
 class Posterior:
-    """What a client believes of its weights, and how strongly the prior pulls."""
+    """What a client believes of its weights, and how strongly the prior pulls.
+
+    Leaves that match a pattern of `dense` stay ordinary; so do, with a warning, layers without a variational form.
+    """
 
     share_alpha: bool = False
     threshold: float = 3.0
@@ -87,6 +91,7 @@ class Posterior:
     kl_start: float = 0.0
     kl_full: float = 0.0
     sigma_lr: float = 10.0
+    dense: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not LOWEST < self.threshold < HIGHEST:
@@ -134,12 +139,14 @@ class Form:
 
     @classmethod
     def of(cls, task: Task, posterior: Posterior) -> Form:
-        """A model that has a layer without a variational form is refused here."""
+        """Layers without a variational form are left as they are, with a warning."""
         first = posterior.first_log_sigma2
-        made = variational(task.fresh(), first_log_sigma2=first, dense=task.private)
+        dense = (*posterior.dense, *task.private)
+        made = variational(task.fresh(), first_log_sigma2=first, dense=dense)
+        leave_dense("vardrop", made.whole, instead="has no variational form for")
         changed = replace(
             task,
-            build=lambda: variational(task.build(), first_log_sigma2=first, dense=task.private).module,
+            build=lambda: variational(task.build(), first_log_sigma2=first, dense=dense).module,
             initialize=None,
             initial=None,
         )

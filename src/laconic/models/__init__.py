@@ -22,6 +22,7 @@ from laconic.models.plain import (
     vgg_like,
 )
 from laconic.models.resnet import BatchNormBlock, GroupNormBlock, PadShortcut, resnet18, resnet20_gn
+from laconic.models.sequence import char_lstm
 from laconic.models.surgery import Plan, multiply_adds, plan, sliced
 from laconic.models.two_channel import vqa
 from laconic.models.user import user_model
@@ -65,6 +66,7 @@ __all__ = [
     "resnet20_gn",
     "vgg_like",
     "vqa",
+    "char_lstm",
     "BatchNormBlock",
     "GroupNormBlock",
     "PadShortcut",

@@ -10,13 +10,19 @@ A model is traced symbolically, without an input, and its channels are followed 
   so that whoever removes a slot removes it from every layer that writes it or reads it.
 
 Through `Flatten` a channel becomes k·k columns; k·k follows from the size of the linear layer that reads them.
+
+What cannot be followed stays whole: units whose channels go through an unknown function or layer (an LSTM, attention),
+layers that are used twice or whose weights are tied, and what the caller names in `dense`. Their layers are `fixed`;
+`Anatomy.whole` says why.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal
 
@@ -26,6 +32,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from laconic.core import ConfigError
 from laconic.models.resnet import PadShortcut
 
+_ASKED = "it is among dense"
 ALWAYS = -1
 """The source of what no unit writes: the model's inputs. It is never closed."""
 Sources = frozenset[int]
@@ -50,7 +57,6 @@ _CHANNELWISE_FUNCTIONS = {
     *("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "interpolate"),
 }
 _SIZES = {"size", "dim", "numel", "getattr"}
-_SUPPORTED = "Conv1d-3d, Linear, BatchNorm, InstanceNorm, GroupNorm, LayerNorm, pooling, dropout, Flatten and ReLU-like"
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,8 @@ class Layer:
     outputs: tuple[int, ...]
     meets: str
     output: bool = False
+    fixed: bool = False
+    """Whether all of its units stay: they cannot be followed, or somebody wants them whole."""
 
     @property
     def weight_leaf(self) -> str:
@@ -111,12 +119,16 @@ class Pad:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Layers, normalisation layers and shortcuts of a model, and the slots that connect them."""
+    """Layers, normalisation layers and shortcuts of a model, and the slots that connect them.
+
+    `whole` are the layers that nothing can be removed from, each with the reason.
+    """
 
     layers: tuple[Layer, ...]
     norms: tuple[Norm, ...]
     pads: tuple[Pad, ...]
     slot_sources: dict[int, Sources]
+    whole: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def units(self) -> int:
@@ -142,35 +154,61 @@ class Anatomy:
         }
 
 
-def dissect(module: nn.Module) -> Anatomy:
-    """The anatomy of a model of convolutions, linear and normalisation layers.
+def dissect(module: nn.Module, dense: Collection[str] = ()) -> Anatomy:
+    """The anatomy of a model; layers with a leaf that matches a pattern of `dense` keep all of their units.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
     >>> conv, linear = dissect(net).layers
     >>> conv.units, linear.columns, linear.inputs == conv.outputs, linear.output
     (4, 36, True, True)
+    >>> dissect(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2))).whole
+    {'0': "the layer '1' is a Sigmoid"}
     """
-    _check_untied(module)
     if isinstance(module, (nn.Linear, *_CONVS)):
         module = nn.Sequential(module)  # a leaf of the tracer must be somebody's child
     try:
         graph = _Tracer().trace(module)
-    except ConfigError:
-        raise
     except Exception as error:
         said = " ".join(str(error).split())
         raise ConfigError(
-            f"the layers of this model cannot be followed: its forward cannot be traced ({said})."
+            f"the layers of this model cannot be followed: its forward cannot be traced ({said}); write it without "
+            "branches on values, or use a method that looks at no units, such as fedavg or vardrop."
         ) from error
-    return _Walk(module, graph).result()
+    return _Walk(module, graph, tuple(dense), tied=tied_layers(module)).result()
 
 
-def _check_untied(module: nn.Module) -> None:
-    seen: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        other = seen.setdefault(id(parameter), name)
-        if other != name:
-            raise ConfigError(f"{name!r} and {other!r} are one parameter; units of tied layers cannot be removed.")
+def tied_layers(module: nn.Module) -> frozenset[str]:
+    """Names of the layers whose parameters other layers use, too.
+
+    >>> net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    >>> net[2].weight = net[0].weight
+    >>> sorted(tied_layers(net))
+    ['0', '2']
+    """
+    owners: dict[int, set[str]] = {}
+    for name, layer in module.named_modules():
+        for parameter in layer.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(name)
+    return frozenset(name for names in owners.values() if len(names) > 1 for name in names)
+
+
+def leave_dense(method: str, whole: Mapping[str, str], *, instead: str) -> None:
+    """One warning that a method cannot treat some layers, and what becomes of them."""
+    named = {name: reason for name, reason in whole.items() if reason != _ASKED}
+    if named:
+        first, reason = next(iter(named.items()))
+        others = f" and {len(named) - 1} more" if len(named) > 1 else ""
+        warnings.warn(
+            f"{method} {instead} {first!r}{others} ({reason}); "
+            f'name them in dense (dense = ["{first}.*"]) to say that this is meant.',
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def is_dense(leaf: str, dense: Collection[str]) -> bool:
+    """Whether a leaf is among those that a method is asked to leave whole."""
+    return any(fnmatchcase(leaf, pattern) for pattern in dense)
 
 
 class _Tracer(fx.Tracer):
@@ -207,17 +245,20 @@ class _Walk:
 
     module: nn.Module
     graph: fx.Graph
+    dense: tuple[str, ...]
+    tied: frozenset[str]
     layers: list[Layer] = field(default_factory=list)
     norms: list[Norm] = field(default_factory=list)
     pads: list[Pad] = field(default_factory=list)
     obstacles: list[tuple[str, frozenset[int]]] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     values: dict[fx.Node, _Seen] = field(default_factory=dict)
-    visited: set[str] = field(default_factory=set)
+    visited: dict[str, _Seen] = field(default_factory=dict)
+    whole: dict[str, str] = field(default_factory=dict)
     wrote: list[tuple[tuple[int, ...], tuple[Sources, ...]]] = field(default_factory=list)
 
     def result(self) -> Anatomy:
-        """The anatomy, or what stands in its way."""
+        """The anatomy."""
         returned: frozenset[int] = frozenset()
         for node in self.graph.nodes:
             if node.op == "output":
@@ -225,12 +266,11 @@ class _Walk:
             else:
                 self.values[node] = self._visit(node)
         for obstacle, units in self.obstacles:
-            hidden = units - returned - {ALWAYS}
-            if hidden:
-                raise ConfigError(
-                    f"{obstacle}: units of {self._layer_of(min(hidden)).name!r} cannot be followed through it; "
-                    f"supported are {_SUPPORTED} layers."
-                )
+            for unit in sorted(units - returned - {ALWAYS}):
+                self.whole.setdefault(self._layer_of(unit).name, obstacle)
+        for layer in self.layers:
+            if is_dense(layer.weight_leaf, self.dense) or (layer.bias and is_dense(layer.bias_leaf, self.dense)):
+                self.whole[layer.name] = _ASKED
         slot_sources: dict[int, set[int]] = {}
         for slots, sources in self.wrote:
             for slot, units in zip(slots, sources, strict=True):
@@ -242,12 +282,14 @@ class _Walk:
                     inputs=None if layer.inputs is None else self._roots(layer.inputs),
                     outputs=self._roots(layer.outputs),
                     output=layer.first in returned,
+                    fixed=layer.name in self.whole,
                 )
                 for layer in self.layers
             ),
             norms=tuple(replace(norm, slots=self._roots(norm.slots)) for norm in self.norms),
             pads=tuple(replace(p, before=self._roots(p.before), after=self._roots(p.after)) for p in self.pads),
             slot_sources={slot: frozenset(units) for slot, units in slot_sources.items()},
+            whole=self.whole,
         )
 
     # --- nodes -------------------------------------------------------------------------------------------------------
@@ -257,8 +299,11 @@ class _Walk:
             return _FREE
         if node.op == "get_attr":
             name = str(node.target)
-            if name in dict(self.module.named_parameters()):
-                raise ConfigError(f"the parameter {name!r} is used by a function, not by a layer; {_SUPPORTED} layers.")
+            owner, reason = name.rpartition(".")[0], f"a function uses {name!r}"
+            self.tied |= {owner}
+            if owner in self.visited:
+                self.obstacles.append((reason, _units([self.visited[owner]])))
+                self._keep([layer for layer in self.layers if layer.name == owner], reason)
             return _FREE
         if node.op == "call_module":
             return self._visit_module(node, str(node.target), self.module.get_submodule(str(node.target)))
@@ -268,17 +313,19 @@ class _Walk:
         value = self._tensors(node)[0] if self._tensors(node) else None
         if any(True for _ in layer.parameters()):
             if name in self.visited:
-                raise ConfigError(f"the layer {name!r} is used twice; its units cannot be removed.")
-            self.visited.add(name)
+                first = self.visited[name]
+                self.obstacles.append((f"the layer {name!r} is used twice", _units([first])))
+                self._keep([known for known in self.layers if known.name == name], "it is used twice")
+                return self._opaque(node, name, f"the layer {name!r} is used twice")
+            self.visited[name] = value
+            if name in self.tied:
+                return self._opaque(node, name, "its weights are used elsewhere, too")
         if isinstance(layer, (nn.Linear, *_CONVS)):
             return self._visit_layer(node, name, layer, value)
         if isinstance(layer, _NORMS):
             return self._visit_norm(node, name, layer, value)
         if any(True for _ in layer.parameters()):
-            raise ConfigError(
-                f"the layer {name!r} is a {type(layer).__name__}, whose units cannot be found; "
-                f"supported are {_SUPPORTED} layers."
-            )
+            return self._opaque(node, name, f"it is a {type(layer).__name__}")
         if not isinstance(value, _Value):
             return value
         if isinstance(layer, PadShortcut):
@@ -289,16 +336,28 @@ class _Walk:
             self._obstacle(node, value)
         return value
 
-    def _visit_layer(self, node: fx.Node, name: str, layer: nn.Module, value: _Seen) -> _Value:
+    def _opaque(self, node: fx.Node, name: str, reason: str) -> _Free:
+        """A layer that stays whole, and so does what it reads; what it gives is no unit's."""
+        leaves = [f"{name}.{leaf}" for leaf, _ in self.module.get_submodule(name).named_parameters()]
+        self.whole.setdefault(name, _ASKED if all(is_dense(leaf, self.dense) for leaf in leaves) else reason)
+        self._obstacle(node, *(value for value in self._tensors(node) if isinstance(value, _Value)))
+        return _FREE
+
+    def _keep(self, layers: list[Layer], reason: str) -> None:
+        for layer in layers:
+            self.whole.setdefault(layer.name, reason)
+
+    def _visit_layer(self, node: fx.Node, name: str, layer: nn.Module, value: _Seen) -> _Seen:
         convolution = isinstance(layer, _CONVS)
         if set(dict(layer.named_parameters(recurse=False))) - {"weight", "bias"} or "weight" not in layer._parameters:
-            raise ConfigError(f"the layer {name!r} is a {type(layer).__name__} with a weight that is computed.")
+            return self._opaque(node, name, f"it is a {type(layer).__name__} with a weight that is computed")
         if isinstance(layer, _CONVS) and layer.groups != 1:
-            raise ConfigError(f"the layer {name!r} is a convolution with groups = {layer.groups}; only 1 is supported.")
+            return self._opaque(node, name, f"it is a convolution with groups = {layer.groups}")
         shape = tuple(layer.weight.shape)  # type: ignore[arg-type]
         columns = 1
         if isinstance(value, _Value):
-            if convolution is not (value.kind == "spatial") or shape[1] % len(value.slots):
+            fits = shape[1] % len(value.slots) == 0 and (value.kind == "folded" or shape[1] == len(value.slots))
+            if convolution is not (value.kind == "spatial") or not fits:
                 self._obstacle(node, value)
             columns = max(1, shape[1] // len(value.slots))
         first = sum(before.units for before in self.layers)
@@ -327,11 +386,9 @@ class _Walk:
         if not isinstance(value, _Value):
             return value
         weight = getattr(layer, "weight", None)
-        if not isinstance(weight, Tensor):
-            raise ConfigError(
-                f"the layer {name!r} is a {type(layer).__name__} without weight and bias, which cannot silence a "
-                "channel that was removed; make it affine."
-            )
+        if not isinstance(weight, Tensor):  # without a weight it cannot silence a channel that was removed
+            self._obstacle(node, value)
+            return value
         if weight.dim() != 1 or len(weight) % len(value.slots):
             self._obstacle(node, value)
         if isinstance(layer, nn.LayerNorm) and value.kind == "spatial":

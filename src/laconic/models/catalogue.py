@@ -27,6 +27,7 @@ from laconic.models.plain import (
     vgg_like,
 )
 from laconic.models.resnet import resnet18, resnet20_gn
+from laconic.models.sequence import char_lstm
 from laconic.models.two_channel import vqa
 
 models: Registry[nn.Module] = Registry(
@@ -47,5 +48,6 @@ models: Registry[nn.Module] = Registry(
         resnet20_gn,
         resnet18,
         vqa,
+        char_lstm,
     ],
 )

@@ -17,14 +17,16 @@ from laconic.core import ConfigError, Key, Tree, read_state
 FrozenScale = Literal["e", "kaiming"]
 SCALES: dict[FrozenScale, float] = {"e": math.e, "kaiming": math.sqrt(2.0)}
 """c in ± c/√fan_in."""
-_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
+_GAINS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def signed_constants(module: nn.Module, seed: int, scale: FrozenScale = "e", *, private: Collection[str] = ()) -> Tree:
     """Every weight and bias of a module (but for `private` ones) as ± c/√fan_in, the same bits on every machine.
 
-    fan_in is that of the layer, for its bias too. Eight bytes make all of it: `seed` counts modulo 2⁶⁴. A leaf depends
-    on the seed and on its own name only; bit i of the raw Philox words of its key says whether value i is positive.
+    fan_in is that of the layer, for its bias too (1 for an embedding, inputs and hidden size together for a recurrent
+    layer). Normalisation layers scale by 1 and shift by 0: their masks choose channels. Eight bytes make all of it:
+    `seed` counts modulo 2⁶⁴. A leaf depends on the seed and on its own name only; bit i of the raw Philox words of its
+    key says whether value i is positive.
 
     >>> signed_constants(nn.Linear(4, 1), seed=0, scale="kaiming")
     {'weight': tensor([[ 0.7071, -0.7071, -0.7071, -0.7071]]), 'bias': tensor([-0.7071])}
@@ -32,6 +34,9 @@ def signed_constants(module: nn.Module, seed: int, scale: FrozenScale = "e", *, 
     key = Key.from_seed(seed % 2**64).fold_in("signed constants")
     leaves: Tree = {}
     for leaf in _leaves(module, private=private):
+        if leaf.gain is not None:
+            leaves[leaf.name] = torch.full_like(leaf.parameter, float(leaf.gain == "weight"), device="cpu")
+            continue
         constant = np.float32(SCALES[scale] / math.sqrt(leaf.fan_in))
         size = leaf.parameter.numel()
         raw = key.fold_in(leaf.name).raw(-(-size // 8))
@@ -41,7 +46,7 @@ def signed_constants(module: nn.Module, seed: int, scale: FrozenScale = "e", *, 
 
 
 def check_freezable(module: nn.Module, method: str, *, private: Collection[str] = ()) -> None:
-    """Refuse a module that is more than convolutions and linear layers to be learnt, and private leaves."""
+    """Refuse a module with layers that there are no random weights for, with frozen weights or running statistics."""
     own = {leaf.name for leaf in _leaves(module, method, private)}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad and name not in private:
@@ -56,36 +61,59 @@ def check_freezable(module: nn.Module, method: str, *, private: Collection[str] 
                 "running statistics, or make a constant buffer persistent=False."
             )
     if not own:
-        raise ConfigError(f"{method} has nothing to mask: the model has no convolution and no linear layer.")
+        raise ConfigError(f"{method} has nothing to mask: the model has no layer with weights.")
 
 
 class _FrozenLeaf(NamedTuple):
     name: str
     parameter: Tensor
     fan_in: int
+    gain: str | None = None
+    """What a normalisation layer calls it."""
 
 
 def _leaves(
     module: nn.Module, method: str = "signed_constants", private: Collection[str] = ()
 ) -> Iterator[_FrozenLeaf]:
-    """Parameters by their own names, shared ones once, each with the fan-in of its layer."""
+    """Parameters by their own names, shared ones once, each with the largest fan-in of the layers that use it."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
+    found: dict[str, _FrozenLeaf] = {}
     for prefix, layer in module.named_modules():
-        for name, parameter in layer.named_parameters(prefix=prefix, recurse=False):
-            if names[id(parameter)] != name or name in private:
+        for short, parameter in layer.named_parameters(recurse=False):
+            name = names[id(parameter)]
+            if name in private:
                 continue
-            if not isinstance(layer, (_ConvNd, nn.Linear)):
+            fan_in = _fan_in(layer)
+            if fan_in is None:
                 raise ConfigError(_refusal(method, prefix, layer))
-            # One row of the weight is what one output sees (for transposed convolutions PyTorch counts so too).
-            yield _FrozenLeaf(name, parameter, max(1, math.prod(layer.weight.shape[1:])))
+            known = found.get(name)
+            scaled = isinstance(layer, _GAINS)
+            found[name] = _FrozenLeaf(
+                name, parameter, max(fan_in, known.fan_in if known else 1), short if scaled else None
+            )
+    yield from found.values()
+
+
+def _fan_in(layer: nn.Module) -> int | None:
+    """How many weights one output of a layer sees; `None` for layers of other kinds."""
+    if isinstance(layer, (_ConvNd, nn.Linear)):
+        # One row of the weight is what one output sees (for transposed convolutions PyTorch counts so too).
+        return max(1, math.prod(layer.weight.shape[1:]))
+    if isinstance(layer, nn.RNNBase):  # a gate sees the input and the last hidden state
+        return layer.input_size + layer.hidden_size
+    if isinstance(layer, nn.MultiheadAttention):
+        return int(layer.embed_dim)
+    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag, *_GAINS)):  # a row is looked up, a channel is scaled
+        return 1
+    return None
 
 
 def _refusal(method: str, prefix: str, layer: nn.Module) -> str:
     kind = type(layer).__name__
     hint = (
-        "use a model without normalisation (conv4, conv6, mlp …): signed constants need none"
-        if isinstance(layer, _NORMS)
-        else "use a model of convolutions and linear layers without normalisation (conv4, conv6, mlp …)"
+        "use a model without running statistics (GroupNorm and LayerNorm have none)"
+        if isinstance(layer, _NormBase)
+        else "keep it on the devices (lc.KeepLocal), or use another method"
     )
-    known = "convolutions and linear layers"
+    known = "convolutions, linear and recurrent layers, attention, embeddings, GroupNorm and LayerNorm"
     return f"{method} knows random weights for {known}, but {prefix!r} is of the type {kind}; {hint}."

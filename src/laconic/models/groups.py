@@ -11,7 +11,7 @@ Unstructured: one gate per weight; biases and normalisation layers have none.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core import ConfigError, Tree, read_state
-from laconic.models.anatomy import ALWAYS, Anatomy, Layer, Norm, dissect
+from laconic.models.anatomy import ALWAYS, Anatomy, Layer, Norm, dissect, is_dense
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,25 +168,36 @@ class Groups:
 
 
 def find_groups(
-    module: nn.Module, *, structured: bool = True, gate_output: bool = False, only: Container[str] | None = None
+    module: nn.Module,
+    *,
+    structured: bool = True,
+    gate_output: bool = False,
+    only: Container[str] | None = None,
+    dense: Collection[str] = (),
 ) -> Groups:
-    """The gate groups of a model; `ConfigError` where it has none, or where its units cannot be followed.
+    """The gate groups of a model; `ConfigError` where it has none.
 
-    With `only`, layers any of whose leaves is not in it have no gates.
+    With `only`, layers any of whose leaves is not in it have no gates; nor have layers whose units cannot be followed
+    (`Anatomy.whole`), unless gates are on single weights, and those with a leaf that matches a pattern of `dense`.
     """
-    anatomy = dissect(module)
+    anatomy = dissect(module, dense)
     leaves = {name: leaf for name, leaf in read_state(module).items() if only is None or name in only}
     layers_in = [
         layer
         for layer in anatomy.layers
         if layer.weight_leaf in leaves and (not layer.bias or layer.bias_leaf in leaves)
     ]
-    gated = [layer for layer in layers_in if not layer.output]
-    heads = [layer for layer in layers_in if layer.output] if gate_output else []
+    spared = {layer.name for layer in layers_in if is_dense(layer.weight_leaf, dense)}
+    gated = [layer for layer in layers_in if not layer.output and not (layer.fixed if structured else False)]
+    gated = [layer for layer in gated if layer.name not in spared]
+    heads = [layer for layer in layers_in if layer.output and layer.name not in spared] if gate_output else []
     if not gated and not heads:
         what = "this model" if only is None else "what is shared of this model"
+        why = "".join(f"; {name!r} stays whole: {reason}" for name, reason in list(anatomy.whole.items())[:1])
         raise ConfigError(
-            f"{what} has no gateable layer: gates need a convolution or linear layer before the output layer."
+            f"{what} has no gateable layer: gates need a convolution or linear layer before the output layer{why}. "
+            + ("Share more layers" if only is not None else "Set structured = false to gate single weights")
+            + ", or gate_output = true to gate what the output layer reads."
         )
     count = (
         sum(layer.units for layer in gated) + sum(layer.shape[1] // layer.columns for layer in heads)

@@ -13,7 +13,7 @@ def flat_size(model: str, shape: tuple[int, ...], classes: int) -> int:
     >>> flat_size("mlp", (1, 28, 28), 10)
     784
     """
-    _check_outputs(model, classes)
+    check_outputs(model, classes)
     if not shape or min(shape) < 1:
         raise ConfigError(
             f"model {model!r} got inputs of shape {_text(shape)}, "
@@ -28,7 +28,7 @@ def image_size(model: str, shape: tuple[int, ...], classes: int, *, side: int = 
     >>> image_size("lenet5", (1, 28, 30), 10, side=16)
     (1, (28, 30))
     """
-    _check_outputs(model, classes)
+    check_outputs(model, classes)
     if len(shape) != 3 or shape[0] < 1 or min(shape[1:]) < side:
         raise ConfigError(
             f"model {model!r} got inputs of shape {_text(shape)}, "
@@ -37,7 +37,8 @@ def image_size(model: str, shape: tuple[int, ...], classes: int, *, side: int = 
     return shape[0], (shape[1], shape[2])
 
 
-def _check_outputs(model: str, classes: int) -> None:
+def check_outputs(model: str, classes: int) -> None:
+    """Refuse a network without outputs."""
     if classes < 1:
         raise ConfigError(f"model {model!r} needs at least 1 output, got {classes}.")
 

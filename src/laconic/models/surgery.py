@@ -137,7 +137,8 @@ def sliced(module: nn.Module, anatomy: Anatomy, chosen: Plan) -> nn.Module:
         own = chosen.open_units[layer.first : layer.first + layer.units]
         stays = _mask(layer.outputs, chosen.present)
         if not torch.equal(own, stays):
-            spreads[layer.meets] = Spread(_index_of(_places(own, stays)), int(stays.sum()))
+            axis = 1 if layer.convolution else -1
+            spreads[layer.meets] = Spread(_index_of(_places(own, stays)), int(stays.sum()), axis)
     for norm in anatomy.norms:
         _silence(small.get_submodule(norm.name), norm, chosen.open_units)
         kept = _channels(anatomy, norm, chosen.open_units, chosen.present)
@@ -151,18 +152,23 @@ def sliced(module: nn.Module, anatomy: Anatomy, chosen: Plan) -> nn.Module:
 
 
 class Spread(nn.Module):
-    """Puts channels into the places that they have in a wider stream; the other channels are zero."""
+    """Puts channels into the places that they have in a wider stream; the other channels are zero.
 
-    def __init__(self, places: Tensor, channels: int) -> None:
+    `axis` is where the channels are: 1 behind a convolution, -1 behind a linear layer.
+    """
+
+    def __init__(self, places: Tensor, channels: int, axis: int = 1) -> None:
         super().__init__()
         self.channels = channels
+        self.axis = axis
         self.register_buffer("places", places, persistent=False)
         self.places: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         """The wider value."""
-        out = x.new_zeros(x.shape[0], self.channels, *x.shape[2:])
-        return out.index_copy(1, self.places, x)
+        shape = list(x.shape)
+        shape[self.axis] = self.channels
+        return x.new_zeros(shape).index_copy(self.axis, self.places, x)
 
     def extra_repr(self) -> str:
         """What `print` shows."""

@@ -15,13 +15,14 @@ Molchanov, Ashukha & Vetrov, "Variational dropout sparsifies deep neural network
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from laconic.core import ConfigError, Tree
+from laconic.models.anatomy import is_dense, tied_layers
 
 _K1, _K2, _K3 = 0.63576, 1.87320, 1.48695
 _SMALL = 1e-8
@@ -140,12 +141,14 @@ _FORMS: dict[type[nn.Module], type[nn.Module]] = {
 class Variational:
     """A module in its variational form: its own leaves keep their names, `layer.log_sigma2` comes beside them.
 
-    `weights` are the names of θ (`layer.weight`), in the module's order; `noise` is what all of its layers draw from.
+    `weights` are the names of θ (`layer.weight`), in the module's order; `noise` is what all of its layers draw
+    from. `whole` are the layers that have no variational form, each with the reason.
     """
 
     module: nn.Module
     weights: tuple[str, ...]
     noise: Noise
+    whole: Mapping[str, str]
 
 
 def sigma_name(weight: str) -> str:
@@ -160,10 +163,8 @@ def sigma_name(weight: str) -> str:
 def variational(module: nn.Module, *, first_log_sigma2: float = -10.0, dense: Collection[str] = ()) -> Variational:
     """Give every Linear, Conv1d and Conv2d layer of a module its log σ², in place. Frozen layers stay as they are.
 
-    So do layers whose parameters are all among `dense`, of whatever kind they are.
-
-    Biases and normalisation layers stay ordinary. Any other layer with parameters is refused by name: its weights
-    would be dense for ever.
+    So do leaves that match a pattern of `dense`, biases and normalisation layers, and layers that have no variational
+    form: they travel whole.
 
     >>> form = variational(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.BatchNorm1d(3)))
     >>> form.weights, [name for name, _ in form.module.named_parameters()]
@@ -171,31 +172,21 @@ def variational(module: nn.Module, *, first_log_sigma2: float = -10.0, dense: Co
     """
     noise = Noise()
     weights: list[str] = []
-    owners: dict[int, str] = {}
+    whole: dict[str, str] = {}
+    tied = tied_layers(module)
     for name, layer in module.named_modules():
         own = dict(layer.named_parameters(recurse=False))
         paths = {short: f"{name}.{short}".removeprefix(".") for short in own}
-        if not any(parameter.requires_grad and paths[short] not in dense for short, parameter in own.items()):
+        if not any(parameter.requires_grad and not is_dense(paths[short], dense) for short, parameter in own.items()):
             continue
-        for short, parameter in own.items():
-            path = paths[short]
-            if owners.setdefault(id(parameter), path) != path:
-                raise ConfigError(
-                    f"vardrop: {path!r} is the same parameter as {owners[id(parameter)]!r}, "
-                    "which a variational layer cannot share; give each layer its own."
-                )
-        form = _FORMS.get(type(layer))
-        if form is None:
+        form, weight = _FORMS.get(type(layer)), own.get("weight")
+        if form is None or weight is None or name in tied:
             if not isinstance(layer, _ORDINARY):
-                raise ConfigError(
-                    f"vardrop: the layer {name or 'of the model itself'!r} is a {type(layer).__name__}, for which "
-                    "there is no variational form; only Linear, Conv1d, Conv2d and normalisation layers can be trained."
-                )
+                whole[name] = f"it is a {type(layer).__name__}" + (" whose weight is used elsewhere" * (name in tied))
+                if form is not None and weight is None:
+                    whole[name] = "its weight is computed"
             continue
-        weight = own.get("weight")
-        if weight is None:
-            raise ConfigError(f"vardrop: the weight of {name!r} is parametrised (weight norm, say); remove that first.")
-        if not weight.requires_grad or paths["weight"] in dense:
+        if not weight.requires_grad or is_dense(paths["weight"], dense):
             continue
         # The class is exchanged, not the layer: whatever else refers to the layer goes on doing so.
         layer.__class__ = form
@@ -204,7 +195,7 @@ def variational(module: nn.Module, *, first_log_sigma2: float = -10.0, dense: Co
         weights.append(paths["weight"])
     if not weights:
         raise ConfigError("vardrop needs a model with Linear, Conv1d or Conv2d layers that are trained; this has none.")
-    return Variational(module, tuple(weights), noise)
+    return Variational(module, tuple(weights), noise, whole)
 
 
 def pruned(state: Tree, keep: Tree) -> Tree:
