@@ -53,7 +53,7 @@ def test_an_empty_file_is_a_run(made: Any) -> None:
         **{"name": "run", "seed": 0, "checkpoint_every": 10, "device": "cpu", "rounds": 30, "cohort": 10},
         **{"eval_every": 5, "min_replies": 1, "evaluations": ["global", "local"], "workers": "auto"},
         **{"store": "memory", "max_norm": "auto", "max_weight": "auto"},
-        **{"precision": "float32", "layout": "contiguous", "validation": None},
+        **{"precision": "float32", "layout": "contiguous", "validation": None, "stop": None},
     }
 
 

@@ -283,7 +283,7 @@ def changed(digits: lc.Federation, change: str) -> dict[str, Any]:
         "loss": {"loss": F.multi_margin_loss},
         "model": {"model": "logistic"},
         "seed": {"seed": 1},
-        "rounds": {"rounds": 5},
+        "rounds": {"rounds": 1},
         "up": {"up": "float16"},
     }[change]
 

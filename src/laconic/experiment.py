@@ -218,6 +218,16 @@ def make_task(
     for name, leaf in (initial or {}).items():
         if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
             raise ConfigError(f"model.init: {name!r} holds NaN or infinite values.")
+    if loss is not None and (isinstance(loss, type) or not callable(loss)):
+        mend = (
+            f"make one: {_name(loss)}()" if isinstance(loss, type) else "give a function (output, target) → mean loss"
+        )
+        raise ConfigError(f"loss must be a function of outputs and targets, got {_described(loss)}; {mend}.")
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise ConfigError(
+            f"metrics must be a mapping of names to functions, got {_described(metrics)}; "
+            'write {"accuracy": lc.accuracy}, say.'
+        )
     classification = federation.kind == "classification"
     tokens = classification and federation.y.dim() > 1
     usual: dict[str, Metric] = {"accuracy": accuracy} if classification else {}
@@ -271,7 +281,11 @@ def bfloat16_arithmetic() -> bool:
 
 
 def _codec(codec: CodecText | Codec) -> Codec:
-    return codecs.parse(codec) if isinstance(codec, str | Sequence) else codec
+    if isinstance(codec, str | Sequence):
+        return codecs.parse(codec)
+    if not all(hasattr(codec, name) for name in ("encode", "decode", "init_state")):
+        raise ConfigError(f'a codec is a text such as "eden:bits=1" or a Codec, got {_described(codec)}.')
+    return codec
 
 
 def experiment(
@@ -382,6 +396,13 @@ def fit(
     >>> len(run.history), run.summary["bits_per_parameter_up"] > 32
     (2, True)
     """
+    if out is not None and not isinstance(out, str | Path):
+        raise ConfigError(f'out must be a folder, got {_described(out)}; out = "runs", say.')
+    if observer is not None and not all(hasattr(observer, name) for name in ("started", "advanced", "finished")):
+        raise ConfigError(
+            f"observer must have started, advanced and finished, got {_described(observer)}; "
+            "laconic.engine.Observer says what they are told."
+        )
     return experiment(
         data=data,
         model=model,
@@ -503,10 +524,14 @@ def _try_out(task: Task, federation: Federation) -> None:
     try:
         with torch.no_grad():
             output = task.fresh().eval()(x)
+            if isinstance(output, Tensor):
+                _check_outputs(task, federation, output)
             loss = task.loss(output, y)
             values, (rows, labels) = {}, predictions(output, y)
             for what, metric in task.metrics.items():
                 values[what] = metric(rows, labels)
+    except ConfigError:
+        raise
     except Exception as error:
         said = str(error).split("\n")[0].rstrip(".")
         where = "" if what == "loss" else f" in the metric {what!r}"
@@ -523,6 +548,23 @@ def _try_out(task: Task, federation: Federation) -> None:
                 f"the metric {name!r} must give one value per {each}, got {_shape(value)} for a batch of {len(labels)};"
                 " leave the mean to the evaluation."
             )
+
+
+def _check_outputs(task: Task, federation: Federation, output: Tensor) -> None:
+    """What torch would compute with, or say in a riddle: too few classes, or outputs that are spread over targets."""
+    if task.loss is F.cross_entropy and output.dim() == 2 and output.shape[1] < federation.classes:
+        raise ConfigError(
+            f"the model gives {output.shape[1]} outputs, but {federation.name} has {federation.classes} classes, "
+            f"0 to {federation.classes - 1}."
+        )
+    if task.loss is F.cross_entropy and not federation.classes and federation.y.shape[1:] != output.shape[1:]:
+        raise ConfigError("cross_entropy wants whole numbers as targets, but y holds floats: give y.astype(int).")
+    if task.loss is F.mse_loss and output.shape[1:] != federation.y.shape[1:]:
+        raise ConfigError(
+            f"the model gives outputs of shape {tuple(output.shape[1:])}, but targets have "
+            f"{tuple(federation.y.shape[1:])}: y holds floats, which makes this regression. "
+            "For class labels give whole numbers: y.astype(int)."
+        )
 
 
 def _shape(value: object) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
@@ -128,9 +129,13 @@ def gathered(function: Callable[..., object], given: Mapping[str, Any]) -> dict[
     {'length': 3, 'pen': Pen(colour='red', width=2)}
     """
     parameters = inspect.signature(function).parameters
+    name = getattr(function, "__name__", "")
+    hints = get_type_hints(inspect.unwrap(function))
+    for key, value in given.items():
+        if key in hints and key in parameters:
+            _check_plain(hints[key], value, where=f"{name}: {key}")
     if given.keys() <= parameters.keys():
         return dict(given)
-    name = getattr(function, "__name__", "")
     direct = {key: value for key, value in given.items() if key in parameters}
     lent = checked_settings(function, {k: v for k, v in given.items() if k not in parameters}, where=name, partly=True)
     for group, made in lent.items():
@@ -138,6 +143,15 @@ def gathered(function: Callable[..., object], given: Mapping[str, Any]) -> dict[
             raise ConfigError(f"{name}: give {group}, or its fields directly, not both.")
         direct[group] = made
     return direct
+
+
+def _check_plain(hint: Any, value: Any, *, where: str) -> None:
+    """Refuse a text where a number belongs, say. Objects and what JSON cannot say are left to whoever takes them."""
+    if isinstance(value, Mapping) and getattr(hint, "__laconic_flat__", False):
+        raise ConfigError(f"{where}: give a {hint.__name__}, or its fields directly, got {dict(value)}.")
+    number = isinstance(value, float) and not math.isfinite(value)
+    if not number and isinstance(value, str | int | float | bool | None):
+        checked_value(hint, value, where=where)
 
 
 def plain_settings(function: Callable[..., object], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,7 +190,7 @@ def resolved_settings(function: Callable[..., object], settings: Mapping[str, An
         if p.default is p.empty:
             continue
         if getattr(hints[p.name], "__laconic_flat__", False):
-            resolved.update(dataclasses.asdict(p.default))
+            resolved.update(plain(p.default))
         else:
             resolved[p.name] = plain(p.default)
     return {**resolved, **given}

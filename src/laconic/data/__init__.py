@@ -5,6 +5,7 @@ from laconic.data.assignment import Assignment, Examples, Ragged
 from laconic.data.digits import digits
 from laconic.data.dirichlet import dirichlet, dirichlet_per_class, pachinko
 from laconic.data.federation import Federation
+from laconic.data.frames import from_dataset, from_table, tabular
 from laconic.data.newcomer import with_rotated_client
 from laconic.data.partition import (
     PartitionSpec,
@@ -58,6 +59,8 @@ __all__ = [
     "fashion_mnist",
     "femnist",
     "groups",
+    "from_dataset",
+    "from_table",
     "gtsrb",
     "iid",
     "label_shards",
@@ -76,6 +79,7 @@ __all__ = [
     "split_of",
     "svhn",
     "synthetic",
+    "tabular",
     "with_rotated_client",
     "with_validation",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -163,7 +163,9 @@ class Federation:
         >>> federation, len(federation.client(0).test)
         (Federation(clients: 4 clients, 32 training and 8 test examples, 4 classes, shape (3,)), 2)
         """
-        if not clients:
+        if isinstance(clients, Mapping):
+            raise DataError(f"{name}: give a list of pairs (x, y), one per client: list(clients.values()).")
+        if not len(clients):
             raise DataError(f"{name}: the list of clients is empty.")
         x, y, sizes = _stacked(clients, where=f"{name}: client")
         if (sizes == 0).any():
@@ -316,6 +318,8 @@ def pooled(
     protected: Tensor | None = None,
 ) -> Federation:
     """A federation from a pool, training rows first: what every source ends with."""
+    if clients is not None and (isinstance(clients, bool) or not isinstance(clients, int | np.integer)):
+        raise DataError(f"{name}: clients must be a whole number, got {clients!r}.")
     count = count_classes(y, classes)
     if coarse is not None and len(coarse) != count:
         raise DataError(f"{name}: coarse has {len(coarse)} entries, but there are {count} classes.")
@@ -334,7 +338,7 @@ def _labels(y: Tensor) -> IntArray:
 
 def _checked_pair(pair: tuple[ArrayLike, ArrayLike], *, where: str) -> tuple[Tensor, Tensor]:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise DataError(f"{where} must be a pair (x, y), got {type(pair).__name__}.")
+        raise DataError(f"{where} must be a pair (x, y), got {type(pair).__name__}; give both together: (x, y).")
     x, y = as_inputs(pair[0], where=f"{where} x"), as_targets(pair[1], where=f"{where} y")
     check_pair(x, y, where=where)
     return x, y

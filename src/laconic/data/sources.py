@@ -27,6 +27,7 @@ from laconic.data.adult import adult
 from laconic.data.arrays import as_inputs
 from laconic.data.digits import digits
 from laconic.data.federation import Federation, pooled
+from laconic.data.frames import tabular
 from laconic.data.holdout import check_limit, hold_out
 from laconic.data.images import Scaling, scale
 from laconic.data.partition import PartitionSpec
@@ -258,6 +259,7 @@ sources: Registry[Federation] = Registry(
         easy_vqa,
         shakespeare,
         leaf,
+        tabular,
         parquet,
     ],
     section="data",

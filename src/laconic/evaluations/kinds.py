@@ -200,6 +200,8 @@ def evaluation_of(named: Evaluation | str | Mapping[str, Any]) -> Evaluation:
         if not isinstance(name, str):
             raise ConfigError(f"run.evaluations: {dict(named)} needs a name; known: {', '.join(evaluations)}.")
         return evaluations.build(name, settings)
+    if isinstance(named, type):
+        raise ConfigError(f"run.evaluations: {named.__name__} is a class; make one: {named.__name__}().")
     if not all(hasattr(named, name) for name in ("at_end", "metrics")):
         raise ConfigError(f"run.evaluations: {named!r} is no evaluation; known: {', '.join(evaluations)}.")
     return named

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 from collections.abc import Callable
@@ -86,7 +87,9 @@ def load_state(path: Path) -> dict[str, Tensor]:
         # From bytes: tensors of a mapped file would change, or crash, with the file.
         return safetensors.torch.load(Path(path).read_bytes())
     except OSError as error:
-        raise ConfigError(f"[model] init: cannot read {path} ({error.strerror}).") from error
+        near = difflib.get_close_matches(str(path), get_args(Scheme), n=1)
+        hint = f"; did you mean the scheme {near[0]!r}?" if near else "."
+        raise ConfigError(f"[model] init: cannot read {path} ({error.strerror}){hint}") from error
     except Exception as error:
         # The parser has no single error type: malformed headers, unknown dtypes and bad offsets each raise their own.
         raise ConfigError(
