@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         UserError,
         accuracy,
         on_messages,
+        perplexity,
     )
     from laconic.data import Federation
     from laconic.engine import Run
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
         vardrop,
     )
     from laconic.model_file import load
+    from laconic.planning import Network, Plan, plan
 
 __all__ = [
     # run
@@ -87,6 +89,9 @@ __all__ = [
     "export",
     "Run",
     "Comparison",
+    "plan",
+    "Plan",
+    "Network",
     # parts
     "codecs",
     "data",
@@ -145,6 +150,7 @@ __all__ = [
     "Tree",
     "Update",
     "accuracy",
+    "perplexity",
     "on_messages",
     # errors
     "LaconicError",
@@ -162,7 +168,7 @@ _HOMES = {
     "laconic.core": (
         "Bound ClientData ClientInfo Codec ConfigError DataError Key LaconicError Leaf Method Part "
         "PayloadError Population Predictor Reply RunError Shared Spec Task Tree Update UserError accuracy "
-        "on_messages"
+        "on_messages perplexity"
     ),
     "laconic.data": "Federation",
     "laconic.engine": "Run",
@@ -175,11 +181,16 @@ _HOMES = {
         "lg_fedsparse local_only mtl scaffold sgd vardrop"
     ),
     "laconic.model_file": "load",
+    "laconic.planning": "Network Plan plan",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("laconic")
     if name not in _HOME:
         raise AttributeError(f"module 'laconic' has no attribute {name!r}")
     home = _HOME[name]

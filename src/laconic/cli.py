@@ -292,6 +292,46 @@ def compare(
         raise typer.Exit(3)
 
 
+@app.command()
+def plan(
+    file: Annotated[Path, typer.Argument(help="The run as a TOML file.", show_default=False)],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: section.key=value.")] = None,
+    network: Annotated[str, typer.Option(help="lan, dsl, 4g, 3g, iot, or up=5Mbit,down=20Mbit,rtt=50ms.")] = "4g",
+    seconds: Annotated[float, typer.Option(help="For how long the run's first rounds are rehearsed.")] = 6.0,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Say what a run will cost before it is run: bytes, time on a network, memory and disk."""
+    from json import dumps
+
+    from laconic.config import experiment_from, read_table
+    from laconic.planning import rehearse
+    from laconic.progress import size
+
+    found = rehearse(experiment_from(read_table(file, set_ or [])), network=network, seconds=seconds)
+    if json:
+        typer.echo(dumps(found.plain(), indent=2))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    rehearsed = f"{found.rehearsed} of {found.rounds} rounds"
+    both = found.up.bytes + found.down.bytes
+    for label, value, how in (
+        *(
+            (f"{name}", f"{size(way.bytes)}, {size(round(way.per_client))} per client and round", way.kind)
+            for name, way in (("up", found.up), ("down", found.down))
+        ),
+        ("both ways", f"{size(both)}, {100 * both / found.float32_bytes:.2f} % of float32", found.down.kind),
+        ("local update", f"{found.client_seconds:.2f} s", "measured here"),
+        ("on the network", f"{found.network_seconds:.2f} s per client and round", "estimate"),
+        ("the whole run", f"{found.seconds:.0f} s, a machine for every client", "estimate"),
+        ("clients' states", size(found.states_bytes), "estimate"),
+        ("checkpoints", size(found.checkpoints_bytes), "bound"),
+        ("memory", size(found.memory_bytes), "measured here"),
+        ("rehearsed", rehearsed, ""),
+    ):
+        table.add_row(label, value, how)
+    _print(table)
+
+
 @app.command("list")
 def list_(what: Annotated[Catalogue, typer.Argument(help="Which catalogue.", show_default=False)]) -> None:
     """List what there is, with a line each and where it lives."""

@@ -242,3 +242,20 @@ def test_mistakes_are_one_sentence(laconic: Any, work: Path, words: tuple[str, .
     assert re.fullmatch(r"error: [^\n]+\n", found.err), found.err
     assert said in found.err
     assert not Path("out").exists()
+
+
+def test_a_comparison_from_python_leaves_tables_and_a_page_with_its_entries_names(tmp_path: Path) -> None:
+    entries = {"few & <bits>": {"method": "fedavg", "up": "eden:bits=2"}, "plain": lc.fedavg()}
+    found = lc.compare(
+        entries, data=lc.data.digits(clients=4), seeds=1, rounds=1, cohort=2, out=tmp_path, processes=0, progress=False
+    )
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} >= {
+        *(f"table.{suffix}" for suffix in ("md", "csv", "tex", "json")),
+        "report.html",
+    }
+    page = (tmp_path / "report.html").read_text()
+    assert '"label":"plain"' in page
+    assert '"label":"few \\u0026 \\u003cbits\\u003e"' in page
+    lines = found.to_latex().splitlines()
+    assert lines[0].startswith(r"\begin{tabular}{lr")
+    assert any(line.startswith(r"few \& <bits> &") and line.endswith(r"\\") for line in lines)

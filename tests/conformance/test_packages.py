@@ -37,6 +37,7 @@ MAY_USE: dict[str, set[str]] = {
     "experiment": _REPORT,
     "config": _EXPERIMENT,
     "exports": _EXPERIMENT,
+    "planning": _EXPERIMENT,
     "progress": {"core", "engine"},
     "tensorboard": {"core", "engine"},
     "cluster": {*_EXPERIMENT, "config"},
@@ -47,6 +48,7 @@ MAY_USE: dict[str, set[str]] = {
         *_EXPERIMENT,
         "config",
         "exports",
+        "planning",
         "flower",
         "progress",
         "tensorboard",
@@ -55,7 +57,7 @@ MAY_USE: dict[str, set[str]] = {
         "reproduce",
     },
     "testing": {*_EXPERIMENT, "config"},
-    "__init__": {*_EXPERIMENT, "config", "comparison", "exports", "testing"},
+    "__init__": {*_EXPERIMENT, "config", "comparison", "exports", "planning", "testing"},
 }
 
 

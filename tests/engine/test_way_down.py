@@ -14,7 +14,7 @@ from tests.methods.conftest import small_federation, small_task
 
 import laconic as lc
 from laconic.codecs import parse
-from laconic.codecs.feedback import LeastSquares
+from laconic.codecs.feedback import Contraction
 from laconic.codecs.measure import SHOWN
 from laconic.codecs.wire import HEADER_BYTES
 from laconic.core import (
@@ -242,7 +242,7 @@ def test_a_client_that_fails_after_its_frame_holds_what_it_was_sent() -> None:
     assert record["bytes_down"] > 0
 
 
-# --- least squares ----------------------------------------------------------------------------------------------------
+# --- contraction ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", LOSSY)
@@ -261,8 +261,8 @@ def test_a_memory_never_drifts_away_from_a_server_that_stands_still(codec: str) 
         assert all(later <= earlier * 1.0001 for earlier, later in itertools.pairwise(gaps))
 
 
-def test_the_scale_is_that_of_least_squares() -> None:
-    codec: Codec = LeastSquares(parse("eden:bits=0.5"))
+def test_noise_that_is_larger_than_what_is_sent_is_scaled_to_least_squares() -> None:
+    codec: Codec = Contraction(parse("eden:bits=0.5"))
     tree: Tree = {"w": torch.randn(3000, generator=Key.from_seed(1).torch()), "steps": torch.tensor([7])}
     shared = Shared(Key.from_seed(2))
     blob, _ = codec.encode(tree, shared, {})
@@ -274,10 +274,17 @@ def test_the_scale_is_that_of_least_squares() -> None:
     assert abs(float((tree["w"] - found["w"]) @ found["w"])) < 1e-3 * float(found["w"].square().sum())
 
 
+def test_noise_that_is_smaller_is_left_unbiased() -> None:
+    codec: Codec = Contraction(parse("eden:bits=1"))
+    tree: Tree = {"w": torch.randn(3000, generator=Key.from_seed(1).torch())}
+    blob, _ = codec.encode(tree, Shared(Key.from_seed(2)), {})
+    assert blob[:4] == b"\0\0\x80\x3f"
+
+
 @pytest.mark.parametrize("blob", [b"", b"\0\0\x80", b"\0\0\xc0\x7f" + bytes(50), b"\0\0\x80\x7f" + bytes(50)])
 def test_a_scale_that_is_none_is_refused(blob: bytes) -> None:
     with pytest.raises(PayloadError):
-        LeastSquares(parse("drive")).decode(blob, spec_of({"w": torch.zeros(8)}), Shared(Key.from_seed(0)))
+        Contraction(parse("drive")).decode(blob, spec_of({"w": torch.zeros(8)}), Shared(Key.from_seed(0)))
 
 
 def test_where_first_weights_were_given_nobody_holds_them() -> None:

@@ -1,4 +1,4 @@
-"""Codecs around a codec: error feedback for the way up, least squares for the way down."""
+"""Codecs around a codec: error feedback for the way up, contraction for the way down."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 
 from laconic.codecs.vector import floating
 from laconic.core import Codec, ConfigError, PayloadError, Shared, Spec, Traits, Tree, exact_names, spec_of, traits_of
+
+_CONTRACTS = 0.75  # the share of the energy that may be left without scaling
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,16 @@ class ErrorFeedback:
 
 
 @dataclass(frozen=True)
-class LeastSquares:
-    """A codec whose values are scaled to the least squared error, by a number that the sender finds and sends::
+class Contraction:
+    """A codec whose values are scaled where they would lead the receiver away, by a number that the sender sends::
 
-        x̂ = a·decode(blob)        a = ⟨x, decode(blob)⟩ / ‖decode(blob)‖²        so ‖x − x̂‖ ≤ ‖x‖, whatever the codec
+        x̂ = a·decode(blob)        a = 1 where ‖x − decode(blob)‖² ≤ ¾‖x‖², else ⟨x, decode(blob)⟩ / ‖decode(blob)‖²
 
-    It is for changes to what the receiver holds. There a bias is made good by the next change, while the noise of an
-    unbiased codec would add up: at half a bit it is larger than what is sent. Leaves that pass exactly are left alone.
-    The payload is `a` in float32, then that of the codec inside; only the latter, where no values are quantised.
+    It is for changes to what the receiver holds: ‖x − x̂‖ ≤ ‖x‖, whatever the codec, while the noise of an unbiased one
+    would add up where it is larger than what is sent, at half a bit, say. Where it is smaller, it does less harm than
+    the bias of least squares: clients do not lag behind, and noise evens out over a cohort. Leaves that pass exactly
+    are left alone. The payload is `a` in float32, then that of the codec inside; only the latter, where no values are
+    quantised.
     """
 
     codec: Codec
@@ -111,8 +115,12 @@ class LeastSquares:
             return blob, state
         decoded = self.codec.decode(blob, spec, shared)
         pairs = [(tree[name].detach().double().flatten(), decoded[name].double().flatten()) for name in names]
-        energy = sum(float(found @ found) for _, found in pairs)
-        scale = np.float32(sum(float(sent @ found) for sent, found in pairs) / energy if energy else 1.0)
+        whole, along, energy = (
+            sum(float(one @ other) for one, other in products)
+            for products in zip(*(((x, x), (x, found), (found, found)) for x, found in pairs), strict=True)
+        )
+        contracts = whole - 2 * along + energy <= _CONTRACTS * whole
+        scale = np.float32(1.0 if contracts or not energy else along / energy)
         return scale.astype("<f4").tobytes() + blob, state
 
     def decode(self, blob: bytes, spec: Spec, shared: Shared) -> Tree:

@@ -56,7 +56,8 @@ def compare(
     """Run several methods under equal conditions with several seeds, as many at a time as there are cores.
 
     An entry is a method, or conditions that it does not share with the others. With `out`, runs leave their files there
-    and the same call goes on where an earlier one ended. `data` may be a function of the seed.
+    beside the tables and report.html, and the same call goes on where an earlier one ended. `data` may be a function of
+    the seed.
 
     >>> import laconic as lc
     >>> found = lc.compare(
@@ -80,7 +81,10 @@ def compare(
     with _folder(out) as folder:
         manner = Manner(folder, overwrite, tensorboard)
         found = _compared(trials, manner, processes=wanted, target=target, progress=progress)
-    return found if out is not None else replace(found, folder=None)
+        if out is None:
+            return replace(found, folder=None)
+        found.report(Path(out) / "report.html")
+    return found
 
 
 def compare_tables(

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from laconic.comparison.table import Row, Target, comma_separated, figures, markdown, row_of
+from laconic.comparison.table import Row, Target, comma_separated, figures, latex, markdown, row_of
 from laconic.core import ConfigError
 from laconic.engine import plot, versions
 from laconic.engine.files import write_atomically
@@ -93,6 +93,10 @@ class Comparison:
         """The table, numbers in full."""
         return comma_separated(self.table)
 
+    def to_latex(self) -> str:
+        """The table for LaTeX (package booktabs)."""
+        return latex(self.table)
+
     def to_json(self) -> str:
         """The table, every run's figures, and what they were made with."""
         found = {record.path: figures(record, self.target) for records in self.runs.values() for record in records}
@@ -116,16 +120,17 @@ class Comparison:
         return plot(histories, metric=metric, axes=axes)
 
     def write(self, folder: Path) -> None:
-        """Leave the table as table.md, table.csv and table.json."""
-        for suffix, text in (("md", self.to_markdown()), ("csv", self.to_csv()), ("json", self.to_json())):
+        """Leave the table as table.md, table.csv, table.tex and table.json."""
+        texts = {"md": self.to_markdown(), "csv": self.to_csv(), "tex": self.to_latex(), "json": self.to_json()}
+        for suffix, text in texts.items():
             write_atomically(folder / f"table.{suffix}", text.encode())
 
     def report(self, out: Path) -> Path | None:
         """Write the page of all finished runs; None where there are none."""
         if self.folder is None:
             raise ConfigError("report: the runs left no files; say where with out.")
-        finished = [record.path for records in self.runs.values() for record in records]
-        return write_report(finished, out) if finished else None
+        entries = {record.path: name for name, records in self.runs.items() for record in records}
+        return write_report(list(entries), out, entries=entries) if entries else None
 
 
 _OWN = {"name", "seed", "workers", "store", "checkpoint_every", "first_state_sha256"}  # a run's own, or no condition

@@ -138,10 +138,28 @@ def terminal(rows: Sequence[Row]) -> Table:
     headings, lines = cells(rows)
     made = Table(box=None, pad_edge=False)
     for heading in headings:
-        made.add_column(heading, justify="right" if heading else "left", overflow="fold")
+        # Names may wrap, numbers never.
+        made.add_column(heading, justify="right" if heading else "left", overflow="fold", no_wrap=bool(heading))
     for line in lines:
         made.add_row(*map(Text, line))  # a name may look like markup
     return made
+
+
+_LATEX = {"\\": r"\textbackslash{}", **{sign: f"\\{sign}" for sign in "&%$#_{}"}, "~": r"\textasciitilde{}"}
+_LATEX |= {"^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--"}
+
+
+def latex(rows: Sequence[Row]) -> str:
+    """A LaTeX table (package booktabs)."""
+    headings, lines = cells(rows)
+    written = [
+        " & ".join("".join(_LATEX.get(sign, sign) for sign in cell) for cell in line) for line in [headings, *lines]
+    ]
+    top, *body = (f"{line} \\\\" for line in written)
+    columns = "l" + "r" * (len(headings) - 1)
+    return "\n".join(
+        [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", top, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""]
+    )
 
 
 def comma_separated(rows: Iterable[Row]) -> str:

@@ -29,7 +29,7 @@ class Traits:
     conditional: bool = False
     """Leaves of integers are written given what the receiver holds of them (`Shared.held`)."""
     literal: bool = False
-    """What comes back is meant as it is, a vote of ±step: on the way down it is not scaled to the least error."""
+    """What comes back is meant as it is, a vote of ±step: on the way down it is never scaled."""
 
     def __post_init__(self) -> None:
         if (self.exact and not self.unbiased) or (self.dense and not self.keeps_weights):

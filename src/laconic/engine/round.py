@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 
 from laconic.codecs import parse
-from laconic.codecs.feedback import ErrorFeedback, LeastSquares
+from laconic.codecs.feedback import Contraction, ErrorFeedback
 from laconic.codecs.wire import BROADCAST, Direction, Header, seal, unseal
 from laconic.core import (
     Bound,
@@ -152,10 +152,10 @@ class Agreement:
 
     @cached_property
     def down(self) -> Codec:
-        """The codec of frames down: changes are scaled to the least squared error."""
+        """The codec of frames down: changes never lead away from what is meant."""
         traits = traits_of(self.link.down)
         scaled = self.remembers and not (traits.exact or traits.literal)
-        return LeastSquares(self.link.down) if scaled else self.link.down
+        return Contraction(self.link.down) if scaled else self.link.down
 
     def memory_for(self, population: Population) -> Literal["shared", "client"] | None:
         """What the server remembers of the way down: one tree for all, one for each client, or none."""

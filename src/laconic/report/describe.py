@@ -47,16 +47,25 @@ def describe_run(run: RunRecord) -> Described:
         raise DataError(f"{run.path}: its files are not those of a run ({error!r}).") from None
 
 
-def describe(runs: Sequence[Described], *, unreadable: Sequence[Mapping[str, str]] = ()) -> Described:
-    """All that a page shows: runs as `describe_run` gives them, grouped; those of one group differ in their seeds."""
+def describe(
+    runs: Sequence[Described],
+    *,
+    unreadable: Sequence[Mapping[str, str]] = (),
+    entries: Sequence[str | None] = (),
+) -> Described:
+    """All that a page shows: runs as `describe_run` gives them, grouped; those of one group differ in their seeds.
+
+    `entries` are the names that runs have in a comparison, which groups then have too.
+    """
     groups: list[Described] = []
     splits: list[Any] = []
     shown: list[Described] = []
-    for run in runs:
+    for run, entry in zip(runs, entries or [None] * len(runs), strict=True):
         settings = {key: value for key, value in run["settings"].items() if key not in _OF_ONE_RUN}
-        number = next((i for i, group in enumerate(groups) if group["settings"] == settings), len(groups))
+        alike = (i for i, group in enumerate(groups) if group["settings"] == settings and group["entry"] == entry)
+        number = next(alike, len(groups))
         if number == len(groups):
-            groups.append({"settings": settings, "name": run["name"]})
+            groups.append({"settings": settings, "name": run["name"], "entry": entry})
         if run["split"] is not None and run["split"] not in splits:
             splits.append(run["split"])
         split = None if run["split"] is None else splits.index(run["split"])
@@ -64,7 +73,7 @@ def describe(runs: Sequence[Described], *, unreadable: Sequence[Mapping[str, str
     _fill_sparsity(shown)
     different = _different(groups)
     for group, label in zip(groups, _labels(groups, different), strict=True):
-        group["label"] = label
+        group["label"] = group["entry"] or label
     return {
         "title": _title(groups),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -6,7 +6,7 @@ import base64
 import html
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -20,10 +20,11 @@ from laconic.report.records import find_runs, read_run
 log = logging.getLogger("laconic")
 
 
-def write_report(runs: Sequence[Path], out: Path) -> Path:
+def write_report(runs: Sequence[Path], out: Path, *, entries: Mapping[Path, str] | None = None) -> Path:
     """Write the report of some runs, named by their folders or by folders that hold them; gives where it stands.
 
-    One that cannot be read is left out with a warning, and named on the page.
+    One that cannot be read is left out with a warning, and named on the page. `entries` are the names that runs have in
+    a comparison.
     """
     if not runs:
         raise ConfigError("a report is about runs: name at least one run's folder.")
@@ -37,17 +38,20 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
             folders.setdefault(folder.resolve(), folder)
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; name the file to write, such as {out / 'report.html'}.")
+    named_as = {path.resolve(): name for path, name in (entries or {}).items()}
     described: list[Described] = []
+    names: list[str | None] = []
     unreadable: list[dict[str, str]] = []
-    for folder in folders.values():
+    for resolved, folder in folders.items():
         try:
             described.append(describe_run(read_run(folder)))
+            names.append(named_as.get(resolved))
         except DataError as error:
             unreadable.append({"name": folder.name, "reason": str(error).removeprefix(f"{folder}: ")})
             if len(unreadable) == len(folders):
                 raise
             log.warning("left out: %s", error)
-    data = describe(described, unreadable=unreadable)
+    data = describe(described, unreadable=unreadable, entries=names)
     write_atomically(out, page(data).encode())
     return out
 

@@ -97,9 +97,9 @@
   };
 
   // --- plots -----------------------------------------------------------------------------------------------------
-  function linearTicks(low, high, about) {
+  function linearTicks(low, high, about, whole) {
     const raw = (high - low) / Math.max(1, about), power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((m) => m >= raw * 0.999);
+    const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((m) => m >= raw * 0.999 && (!whole || Number.isInteger(m)));
     const ticks = [];
     for (let k = Math.ceil(low / step - 1e-9); k * step <= high * (1 + 1e-12) + 1e-12; k += 1) ticks.push(Number((k * step).toPrecision(12)));
     return ticks;
@@ -161,7 +161,7 @@
     const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `${spec.y.label} against ${spec.x.label}` });
     const clip = `clip-${id}`;
     svg.append(s("defs", {}, s("clipPath", { id: clip }, s("rect", { x: margin.left - 5, y: margin.top - 6, width: width - margin.left - margin.right + 10, height: height - margin.top - margin.bottom + 12 }))));
-    const ticksX = (spec.x.log ? logTicks : linearTicks)(xs[0], xs[1], Math.max(2, Math.floor(width / (phone ? 80 : 105))));
+    const ticksX = (spec.x.log ? logTicks : linearTicks)(xs[0], xs[1], Math.max(2, Math.floor(width / (phone ? 80 : 105))), spec.x.tick === count);
     const ticksY = (spec.y.log ? logTicks : linearTicks)(ys[0], ys[1], Math.max(3, Math.floor(height / 58)));
     for (const v of ticksY) {
       svg.append(s("line", { class: "grid", x1: margin.left, x2: width - margin.right, y1: py(v), y2: py(v) }),
@@ -520,7 +520,7 @@
     ["worst tenth", (run) => last(run, "local_accuracy_worst_decile"), percent, 1], ["new", (run) => run.totals.new_accuracy, percent, 1], ["newcomer", (run) => last(run, "newcomer_accuracy"), percent, 1],
     ["loss", (run) => (known(last(run, "global_accuracy")) ? null : last(run, "global_loss")), plain, -1],
     ["up", (run) => run.totals.up, bytes, -1], ["down", (run) => run.totals.down, bytes, -1], ["both", (run) => run.totals.up + run.totals.down, bytes, -1],
-    ["bits/param. up", (run) => run.totals.bits_per_parameter_up, plain, -1], ["down", (run) => run.totals.bits_per_parameter_down, plain, -1],
+    ["bits/param. up", (run) => run.totals.bits_per_parameter_up, plain, -1], ["bits/param. down", (run) => run.totals.bits_per_parameter_down, plain, -1],
     ["sparsity", (run) => run.totals.sparsity ?? last(run, "sparsity"), percent, 0], ["model", (run) => run.totals.model_bytes, bytes, -1],
     ["refused", (run) => run.totals.rejected || null, count, 0], ["rounds given up", (run) => run.totals.abandoned || null, count, 0], ["time", (run) => run.totals.seconds, duration, 0],
   ];
