@@ -54,6 +54,12 @@ EVERY = (
     "mask:model=raw",
     "mask | eden:bits=2",
     "ef(mask | drive)",
+    "lean:bits=0.3",
+    "lean:bits=6,mode=nearest",
+    "lean:nmse=0.1",
+    "lean:step=0.01",
+    "ef(lean:bits=1)",
+    "by_leaf(w*: lean:bits=0.5, *: float32)",
 )
 SHARED = Shared(Key.from_seed(5))
 UNBOUNDED = ("float32", "float16", "bfloat16", "topk", "randk", "threshold", "lowrank", "mask")

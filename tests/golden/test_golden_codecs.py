@@ -50,6 +50,9 @@ TEXTS = (
     "mask | eden:bits=2",
     "lowrank:rank=2",
     "lowrank:rank=1 | int8",
+    "lean:bits=1",
+    "lean:bits=1.5,mode=nearest",
+    "lean:step=0.25",
     "by_leaf(weight: eden:bits=2, mask: mask, *: float32)",
 )
 SHARED = Shared(Key.from_seed(2026))

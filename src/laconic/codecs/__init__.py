@@ -21,6 +21,7 @@ from laconic.codecs.catalogue import (
     float16,
     float32,
     int8,
+    lean,
     lowrank,
     mask,
     qsgd,
@@ -33,10 +34,12 @@ from laconic.codecs.catalogue import (
 )
 from laconic.codecs.check import check_codec
 from laconic.codecs.compose import Coder, Pipeline, Read, Shaped, Stage, Write
+from laconic.codecs.contexts import Layout, layout_of, read_levels, write_levels
 from laconic.codecs.dense import Floats
 from laconic.codecs.entropy import Entropy, read_indices, read_symbols, write_indices, write_symbols
 from laconic.codecs.factorize import LowRank
-from laconic.codecs.feedback import ErrorFeedback, ef
+from laconic.codecs.feedback import ErrorFeedback, ef, with_memory
+from laconic.codecs.lean import Lean
 from laconic.codecs.masks import BitCoder, Coded, Plain
 from laconic.codecs.measure import Measurement, measure
 from laconic.codecs.quantize import Levels, LloydMax, Sign
@@ -59,6 +62,7 @@ __all__ = [
     "float16",
     "float32",
     "int8",
+    "lean",
     "lowrank",
     "mask",
     "parse",
@@ -77,6 +81,8 @@ __all__ = [
     "Entropy",
     "ErrorFeedback",
     "Floats",
+    "Layout",
+    "Lean",
     "Levels",
     "LloydMax",
     "LowRank",
@@ -93,9 +99,13 @@ __all__ = [
     "Threshold",
     "TopK",
     "Write",
+    "layout_of",
     "read_indices",
+    "read_levels",
     "read_symbols",
+    "with_memory",
     "write_indices",
+    "write_levels",
     "write_symbols",
     # the frame
     "BROADCAST",

@@ -6,12 +6,13 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, ParamSpec
+from typing import Literal, ParamSpec, TypeVar
 
 from laconic.codecs.compose import Coder, Pipeline, Stage
 from laconic.codecs.dense import Floats
 from laconic.codecs.entropy import Entropy
 from laconic.codecs.factorize import LowRank
+from laconic.codecs.lean import Lean, Mode
 from laconic.codecs.masks import BitCoder, Coded, MaskModel, Plain
 from laconic.codecs.naming import named
 from laconic.codecs.quantize import Levels, LloydMax, Sign
@@ -21,6 +22,7 @@ from laconic.codecs.wire import CodecId
 from laconic.core import Codec, ConfigError, Registry, Traits
 
 P = ParamSpec("P")
+Made = TypeVar("Made", Pipeline, Lean)
 _ENTROPY, _PLAIN = Entropy(), Plain()
 _LOSSLESS = Traits(exact=True, unbiased=True)
 _EVERYTHING = Traits(exact=True, unbiased=True, dense=True, keeps_weights=True)
@@ -32,7 +34,7 @@ _VOTES = Traits(literal=True)
 _BITS = replace(_EVERYTHING, conditional=True)
 
 
-def _entry(recipe: Callable[P, Pipeline]) -> Callable[P, Pipeline]:
+def _entry(recipe: Callable[P, Made]) -> Callable[P, Made]:
     """Give what a recipe makes its canonical text and its number, from the recipe's own name and arguments.
 
     The text says what can be given by position, and of the rest what differs from its default. For the registry,
@@ -41,7 +43,7 @@ def _entry(recipe: Callable[P, Pipeline]) -> Callable[P, Pipeline]:
     signature = inspect.signature(recipe)
 
     @functools.wraps(recipe)
-    def build(*args: P.args, **kwargs: P.kwargs) -> Pipeline:
+    def build(*args: P.args, **kwargs: P.kwargs) -> Made:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         text = named(recipe.__name__, signature, given.arguments)
@@ -155,12 +157,20 @@ def lowrank(rank: int) -> Pipeline:
 
 
 @_entry
+def lean(
+    *, bits: float | None = None, nmse: float | None = None, step: float | None = None, mode: Mode | None = None
+) -> Lean:
+    """One step for all leaves, contexts by row and column: so many bits a value in all, such an error, or that step."""
+    return Lean(bits=bits, nmse=nmse, step=step, mode=mode)
+
+
+@_entry
 def mask(*, model: MaskModel = "shared") -> Pipeline:
     """Bits and counts entropy coded, with what both ends expect of them; float32 values unless a codec follows."""
     return _codec(coder=Floats(), bits=Coded(model), traits=_BITS)
 
 
 _RECIPES: list[Callable[..., Codec]] = [float32, float16, bfloat16, int8, signsgd, signsgd_mv, terngrad, qsgd]
-_RECIPES += [drive, drive_mse, eden, topk, randk, threshold, lowrank, mask]
+_RECIPES += [drive, drive_mse, eden, topk, randk, threshold, lowrank, lean, mask]
 codecs = Registry("codec", _RECIPES)
 """Every codec that a configuration can name (besides compositions, `ef`, `by_leaf` and users' own)."""

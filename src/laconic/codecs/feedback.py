@@ -1,9 +1,10 @@
-"""Codecs around a codec: error feedback for the way up, contraction for the way down."""
+"""Codecs around a codec, where what is lost is sent later: error feedback for the way up, contraction for the way down."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,6 +13,25 @@ from laconic.codecs.vector import floating
 from laconic.core import Codec, ConfigError, PayloadError, Shared, Spec, Traits, Tree, exact_names, spec_of, traits_of
 
 _CONTRACTS = 0.75  # the share of the energy that may be left without scaling
+
+
+@runtime_checkable
+class HasMemory(Protocol):
+    """A codec that does otherwise where what it loses is sent later: a bias is made good there, noise never is."""
+
+    def with_memory(self) -> Codec:
+        """The codec for such a place. Its text and its bytes' meaning stay the same."""
+        ...
+
+
+def with_memory(codec: Codec) -> Codec:
+    """The codec for a place where what it loses is sent later: inside `ef(…)`, and on the way down.
+
+    >>> from laconic.codecs import lean
+    >>> lean(bits=0.3).traits.unbiased, with_memory(lean(bits=0.3)).traits.unbiased
+    (True, False)
+    """
+    return codec.with_memory() if isinstance(codec, HasMemory) else codec
 
 
 @dataclass(frozen=True)
@@ -29,6 +49,7 @@ class ErrorFeedback:
     def __post_init__(self) -> None:
         if isinstance(self.codec, ErrorFeedback):
             raise ConfigError(f"ef({self.codec.text}): one error feedback is enough.")
+        object.__setattr__(self, "codec", with_memory(self.codec))
 
     @property
     def text(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast, get_type_hints
 
 from laconic.codecs.compose import Pipeline
-from laconic.codecs.feedback import ErrorFeedback
+from laconic.codecs.feedback import ErrorFeedback, with_memory
 from laconic.codecs.naming import named
 from laconic.codecs.wire import CodecId
 from laconic.core import (
@@ -43,6 +43,10 @@ class Own:
     def traits(self) -> Traits:
         """What it declares."""
         return traits_of(self.codec)
+
+    def with_memory(self) -> Own:
+        """What it does where what it loses is sent later, under the same name."""
+        return replace(self, codec=with_memory(self.codec))
 
     def init_state(self, spec: Spec) -> Tree:
         """The sender's first state."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from laconic.codecs.feedback import ErrorFeedback
+from laconic.codecs.feedback import ErrorFeedback, with_memory
 from laconic.codecs.stream import Sink, Source
 from laconic.codecs.vector import floating
 from laconic.codecs.wire import CodecId
@@ -91,6 +91,10 @@ class ByLeaf:
     def traits(self) -> Traits:
         """What is true of all of its codecs."""
         return functools.reduce(operator.and_, (traits_of(codec) for _, codec in self.routes))
+
+    def with_memory(self) -> ByLeaf:
+        """Each of its codecs where what it loses is sent later."""
+        return ByLeaf(tuple((pattern, with_memory(codec)) for pattern, codec in self.routes))
 
     def init_state(self, spec: Spec) -> Tree:
         """The first states of its codecs; a leaf that no pattern matches is refused here, before anything is sent."""

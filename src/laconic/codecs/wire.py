@@ -63,6 +63,7 @@ class CodecId(IntEnum):
     MASK = 65
     BY_LEAF = 66
     LOWRANK = 80
+    LEAN = 96
     CUSTOM = 0x8000
     """This and everything above it is for users' own codecs."""
 

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 
 from laconic.codecs import parse
-from laconic.codecs.feedback import Contraction, ErrorFeedback
+from laconic.codecs.feedback import Contraction, ErrorFeedback, with_memory
 from laconic.codecs.wire import BROADCAST, Direction, Header, seal, unseal
 from laconic.core import (
     Bound,
@@ -91,6 +91,7 @@ class Link:
                 f"link.down = {self.down.text!r}: what is lost on the way down is sent later anyway; "
                 f"write {self.down.codec.text!r}."
             )
+        object.__setattr__(self, "down", with_memory(self.down))
 
 
 class Held(NamedTuple):
