@@ -13,7 +13,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -505,11 +505,127 @@ def centroids(bits: int) -> Array:
     return np.concatenate([-c[::-1], c]).astype(np.float32)
 
 
+# --- lean -------------------------------------------------------------------------------------------------------------
+
+
+def read_lean(source: Source, shapes: Sequence[tuple[int, ...]], size: int) -> Array:
+    step = source.scale() if size else np.float32(0)
+    if not step:
+        return np.zeros(size, np.float32)
+    shrink = np.array([0, *source.array(3, "i1")], np.float32)
+    level = read_levels(source, shapes, size)
+    magnitude = abs(level).astype(np.float32) * np.float32(128) - shrink[np.minimum(abs(level), 3)]
+    return np.asarray(np.sign(level).astype(np.float32) * (magnitude * (step / np.float32(128))))
+
+
+class Frequencies:
+    """Of the answers to each question, by context."""
+
+    def __init__(self) -> None:
+        odds = 2.0 ** ((np.arange(128) - 64) / 4)
+        first = np.maximum(1, np.rint(2**19 * odds / (1 + odds)))
+        self.ones = np.stack([first, *[np.full(128, 2.0**16)] * 33])
+        self.zeros = np.stack([np.maximum(1, 2**19 - first), *[np.full(128, 3 * 2.0**16)] * 33])
+
+    def answers(self, coder: Any, question: int, contexts: Array) -> Array:
+        ones, zeros = self.ones[question], self.zeros[question]
+        yes = coder.decode(bernoulli(), (ones / (ones + zeros))[contexts]) == 1
+        np.add.at(ones, contexts[yes], 2**16)
+        np.add.at(zeros, contexts[~yes], 2**16)
+        return np.asarray(yes)
+
+
+class Seen:
+    """Sums of tokens and numbers of values, of groups; `of` is the group of each value."""
+
+    def __init__(self, of: Array, parent: Array) -> None:
+        self.of, self.parent = of, parent
+        self.sums, self.numbers = (np.zeros(int(of.max()) + 1) for _ in range(2))
+
+    def add(self, values: Array, tokens: Array) -> None:
+        np.add.at(self.sums, self.of[values], np.minimum(tokens, 15))
+        np.add.at(self.numbers, self.of[values], 1)
+
+    def means(self, of_parents: Array) -> Array:
+        return (self.sums + 0.5) / (self.numbers + 0.5 / of_parents[self.parent])
+
+
+def groups_of(shapes: Sequence[tuple[int, ...]]) -> list[Seen]:
+    """All values; leaves, rows, channels and columns, each with the number of the group that it is part of."""
+    of: list[list[int]] = [[], [], [], [], []]
+    parents: list[list[int]] = [[0], [], [], [], []]
+    for leaf in (shape for shape in shapes if math.prod(shape)):
+        high, deep, wide = (leaf[0], leaf[1], math.prod(leaf[1:])) if len(leaf) > 1 else (1, 1, 1)
+        each = wide if len(leaf) > 1 else math.prod(leaf)
+        starts = [len(known) for known in parents]
+        parents[1].append(0)
+        parents[2] += [starts[1]] * high
+        parents[3] += [starts[1]] * deep
+        parents[4] += [starts[3] + column * deep // wide for column in range(wide)]
+        for value in range(math.prod(leaf)):
+            column = value % each if len(leaf) > 1 else 0
+            numbers = (0, starts[1], starts[2] + value // each, starts[3] + column * deep // wide, starts[4] + column)
+            for known, number in zip(of, numbers, strict=True):
+                known.append(number)
+    return [Seen(np.array(a), np.array(b)) for a, b in zip(of, parents, strict=True)]
+
+
+def phases_of(size: int) -> list[Array]:
+    ends = [2**32]
+    while size * (2 * ends[0] // 3) >= 256 * 2**32:
+        ends.insert(0, 2 * ends[0] // 3)
+    phases: list[list[int]] = [[] for _ in ends]
+    for value in range(size):
+        h = value * 0x9E3779B1 % 2**32
+        h = (h ^ h >> 15) * 0x85EBCA77 % 2**32
+        h = (h ^ h >> 13) * 0xC2B2AE3D % 2**32
+        h ^= h >> 16
+        phases[next(phase for phase, end in enumerate(ends) if h < end)].append(value)
+    return [np.array(phase, np.int64) for phase in phases]
+
+
+def read_levels(source: Source, shapes: Sequence[tuple[int, ...]], size: int) -> Array:
+    tokens = np.zeros(size, np.int64)
+    if not (first := source.byte()):
+        return tokens
+    phases, (whole, leaves, rows, channels, columns) = phases_of(size), groups_of(shapes)
+    order = np.concatenate(phases)
+    frequencies = Frequencies()
+    with ans(source.coded_words()) as coder:
+        for phase in phases:
+            mean = whole.means(np.array([2.0 ** ((first - 128) / 8)]))
+            of_leaves = leaves.means(mean)
+            of_rows, of_columns = rows.means(of_leaves), columns.means(channels.means(of_leaves))
+            by_row = np.rint(8 * np.log2(of_rows / of_leaves[rows.parent])).astype(np.int64)
+            by_column = np.rint(8 * np.log2(of_columns / mean[0])).astype(np.int64)
+            score = by_row[rows.of[phase]] + by_column[columns.of[phase]] + first
+            asked, contexts = phase, np.clip(score // 2, 0, 127)
+            for question in range(34):
+                yes = frequencies.answers(coder, question, contexts)
+                asked, contexts = asked[yes], contexts[yes]
+                contexts = contexts if question else contexts // 5 * 5
+                tokens[asked] += 1
+                if not len(asked):
+                    break
+            for groups in (whole, leaves, rows, channels, columns):
+                groups.add(phase, tokens[phase])
+        levels = tokens.copy()
+        for token in range(16, 35):
+            at = order[tokens[order] == token]
+            if len(at):
+                low = coder.decode(constriction.stream.model.Uniform(1 << (token - 12)), len(at))
+                levels[at] = low.astype(np.int64) + (1 << (token - 12))
+    loud = order[levels[order] > 0]
+    refuse("symbols", not len(loud))
+    levels[loud] *= 1 - 2 * source.bits(len(loud)).astype(np.int64)
+    return levels
+
+
 # --- codecs -----------------------------------------------------------------------------------------------------------
 
 NUMBERS = {"float32": 1, "float16": 2, "bfloat16": 3, "signsgd": 16, "signsgd_mv": 17, "terngrad": 18, "qsgd": 19}
 NUMBERS |= {"int8": 20, "drive": 35, "drive_mse": 36, "eden": 37, "topk": 48, "randk": 49, "threshold": 50, "mask": 65}
-NUMBERS |= {"by_leaf": 66, "lowrank": 80}
+NUMBERS |= {"by_leaf": 66, "lowrank": 80, "lean": 96}
 CHAIN = 64
 
 
@@ -524,6 +640,7 @@ class Codec:
     mask: bool = False
     rank: int = 0
     """That of the stage low rank, which comes before all others, and only on leaves that it makes shorter."""
+    lean: bool = False
     routes: tuple[tuple[str, Codec], ...] = ()
     """Patterns and their codecs, of `by_leaf`."""
 
@@ -570,6 +687,8 @@ def _parse_one(text: str) -> Codec:
     number, per_leaf = NUMBERS[name], settings.get("per_leaf") == "true"
     if name in ("float32", "float16", "bfloat16"):
         return Codec(number, coder=floats(name))
+    if name == "lean":
+        return Codec(number, lean=True)
     if name == "mask":
         return Codec(number, coder=floats("float32"), mask=True)
     if name == "lowrank":
@@ -650,7 +769,10 @@ def read_leaves(codec: Codec, source: Source, spec: Spec, key: bytes, known: Map
     for part_key, leaves in parts:
         size = sum(leaf.size for leaf in leaves.values())
         shape = next(iter(leaves.values())).shape if codec.per_leaf else (size,)
-        vector = read_vector(codec.coder, codec.stages_for(shape), source, part_key, size)
+        if codec.lean:
+            vector = read_lean(source, [leaf.shape for leaf in leaves.values()], size)
+        else:
+            vector = read_vector(codec.coder, codec.stages_for(shape), source, part_key, size)
         refuse("non_finite", not np.isfinite(vector).all())
         for name, leaf in leaves.items():
             values, vector = vector[: leaf.size], vector[leaf.size :]
