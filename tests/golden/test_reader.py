@@ -213,6 +213,9 @@ TEXTS += [
 TEXTS += ["lowrank:rank=2 | topk:fraction=0.2 | randk:fraction=0.5", "mask | lowrank:rank=3"]
 TEXTS += [
     "by_leaf(*: float32)",
+    "lean:bits=2",
+    "lean:nmse=0.01,mode=nearest",
+    "by_leaf(w*: lean:bits=0.5, *: mask)",
     "by_leaf(m*: mask, kept: eden:bits=1.5, [!a-g]*: topk:fraction=0.1,per_leaf=true | int8, *: float16)",
     "by_leaf(mask: mask:model=layer, mean: int8, kept: randk:fraction=0.5, *[deg]: lowrank:rank=2, *: mask)",
     "by_leaf(dense: bfloat16, ?[ae]*: by_leaf(mask: mask, wide: lowrank:rank=1 | drive, *: int8), *: mask | signsgd)",
@@ -247,6 +250,14 @@ def test_reads_what_laconic_writes_and_refuses_what_it_refuses(text: str) -> Non
         decoded = outcome(lambda altered=altered: codec.decode(bytes(altered), ours, shared))
         found = outcome(lambda altered=altered: reader.decode(text, bytes(altered), theirs, key.digest))
         assert found == decoded if isinstance(decoded, str) else same(text, found, decoded)
+
+
+@pytest.mark.parametrize("text", ["lean:bits=0.4,mode=nearest", "lean:step=0.001"])
+def test_levels_of_all_kinds_of_leaves(text: str) -> None:
+    """Rows, channels and columns, many phases, magnitudes with tokens of their own."""
+    random_ = torch.Generator().manual_seed(0)
+    shapes = {"conv": (6, 4, 3, 3), "empty": (0, 5), "matrix": (40, 30), "bias": (40,), "one": ()}
+    both(text, {name: torch.randn(shape, generator=random_) ** 3 for name, shape in shapes.items()})
 
 
 def outcome(attempt: Callable[[], Any]) -> Any:
