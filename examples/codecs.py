@@ -14,6 +14,8 @@ LINKS = [
     ("ef(lowrank:rank=2 | int8)", "float32"),
     ("by_leaf(*.bias: float32, *: eden:bits=1)", "float32"),
     ("eden:bits=2", "eden:bits=4"),
+    ("lean:bits=0.5", "float32"),
+    ("lean:bits=0.5", "lean:bits=0.5"),
 ]
 
 

@@ -481,13 +481,16 @@ def codecs_(
     size: Annotated[int, typer.Option(help="Values in the Gaussian vector.", min=1)] = 1 << 20,
     json_: Annotated[bool, typer.Option("--json", help="The Gaussian vector's rows as JSON.")] = False,
 ) -> None:
-    """Measure every codec: real bytes, entropy, error and speed, on a Gaussian vector and on a real update."""
+    """Measure every codec: real bytes, entropy, error and speed, on a Gaussian vector and on a real update.
+
+    Then what is lost of that update at several rates, beside the limits for Gaussian values.
+    """
     import json
 
     import torch
 
     from laconic.codecs import parse
-    from laconic.codecs.measure import SHOWN, measure
+    from laconic.codecs.measure import SHOWN, measure, rate_distortion
     from laconic.core import Key
     from laconic.experiment import example_update
 
@@ -499,7 +502,8 @@ def codecs_(
         typer.echo(json.dumps([row._asdict() for row in rows], indent=2))
         return
     update = example_update()
-    table = Table(box=None, pad_edge=False, title=f"{size:,} Gaussian values; a real update of {len(update):,} values")
+    values = sum(leaf.numel() for leaf in update.values())
+    table = Table(box=None, pad_edge=False, title=f"{size:,} Gaussian values; a real update of {values:,} values")
     for heading in ("codec", "bits/value", "entropy", "NMSE", "encode M/s", "decode M/s", "update: bits", "NMSE"):
         table.add_column(heading, justify="left" if heading == "codec" else "right", no_wrap=True)
     for row in rows:
@@ -514,7 +518,17 @@ def codecs_(
             f"{real.bits_per_value:.4f}",
             f"{real.nmse:.4f}",
         )
-    Console(width=None if sys.stdout.isatty() else 160).print(table, highlight=False)
+    curves = Table(
+        box=None, pad_edge=False, title=f"NMSE at so many bits a value, the real update of {values:,} values"
+    )
+    for heading in ("bits", "lean, nearest", "Gaussian limit", "lean, unbiased", "eden", "Gaussian limit, unbiased"):
+        curves.add_column(heading, justify="right", no_wrap=True)
+    for point in rate_distortion(update, key):
+        curves.add_row(f"{point.bits:g}", *(f"{nmse:.4f}" for nmse in point[1:]))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table, highlight=False)
+    console.print()
+    console.print(curves, highlight=False)
 
 
 @app.command("reproduce")

@@ -24,6 +24,7 @@ from laconic.core import (
     Metric,
     Precision,
     Task,
+    Tree,
     accuracy,
     checked_value,
     did_you_mean,
@@ -487,14 +488,13 @@ def simulate(
     )
 
 
-def example_update() -> Tensor:
-    """A real update as one vector: what a client of the digits sends after five epochs, with an MLP of 512 neurons."""
+def example_update() -> Tree:
+    """A real update: what a client of the digits sends after five epochs, with an MLP of 512 neurons."""
     federation = digits(clients=10)
     task = make_task(federation, "mlp", {"hidden": [512]})
     method, key = fedavg().bind(task), Key.from_seed(0)
     received = method.broadcast(method.init(key), ClientInfo(0, 1, 0), key)
-    update = method.client_update(received, {}, federation.client(0), ClientInfo(0, 1, 0), key)
-    return torch.cat([leaf.flatten() for leaf in update.message.values()])
+    return method.client_update(received, {}, federation.client(0), ClientInfo(0, 1, 0), key).message
 
 
 def _name(thing: object) -> str:

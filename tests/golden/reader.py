@@ -508,24 +508,33 @@ def centroids(bits: int) -> Array:
 # --- lean -------------------------------------------------------------------------------------------------------------
 
 
-def read_lean(source: Source, shapes: Sequence[tuple[int, ...]], size: int) -> Array:
+def read_lean(source: Source, shapes: Sequence[tuple[int, ...]], size: int, key: bytes) -> Array:
     step = source.scale() if size else np.float32(0)
     if not step:
         return np.zeros(size, np.float32)
-    shrink = np.array([0, *source.array(3, "i1")], np.float32)
-    level = read_levels(source, shapes, size)
+    kind = source.byte()
+    refuse("coder", kind > 1)
+    shrink = np.zeros(4, np.float32) if kind else np.array([0, *source.array(3, "i1")], np.float32)
+    level = read_levels(source, shapes, size, words(fold_in(key, "dither"), size) >> 8 if kind else None)
     magnitude = abs(level).astype(np.float32) * np.float32(128) - shrink[np.minimum(abs(level), 3)]
     return np.asarray(np.sign(level).astype(np.float32) * (magnitude * (step / np.float32(128))))
 
 
 class Frequencies:
-    """Of the answers to each question, by context."""
+    """Of the answers to each question, by context; the last question is that of signs."""
 
-    def __init__(self) -> None:
+    def __init__(self, dithered: bool) -> None:
         odds = 2.0 ** ((np.arange(128) - 64) / 4)
-        first = np.maximum(1, np.rint(2**19 * odds / (1 + odds)))
-        self.ones = np.stack([first, *[np.full(128, 2.0**16)] * 33])
-        self.zeros = np.stack([np.maximum(1, 2**19 - first), *[np.full(128, 3 * 2.0**16)] * 33])
+        first, sign = odds / (1 + odds), odds
+        if dithered:
+            t = np.tile(2.0 ** ((np.arange(16) - 16.5) / 2) / 2, 128)
+            near, far = np.exp(-t / odds.repeat(16)) / 2, np.exp(-(1 - t) / odds.repeat(16)) / 2
+            first = near + far
+            sign = near / np.maximum(first, 1e-300)
+        whole = np.maximum(1, np.rint(2**19 * first)), np.maximum(1, np.rint(2**19 * sign))
+        self.ones = [whole[0], *(np.full(128, 2.0**16) for _ in range(33)), whole[1]]
+        self.zeros = [np.maximum(1, 2**19 - whole[0]), *(np.full(128, 3 * 2.0**16) for _ in range(33))]
+        self.zeros.append(np.maximum(1, 2**19 - whole[1]))
 
     def answers(self, coder: Any, question: int, contexts: Array) -> Array:
         ones, zeros = self.ones[question], self.zeros[question]
@@ -584,13 +593,19 @@ def phases_of(size: int) -> list[Array]:
     return [np.array(phase, np.int64) for phase in phases]
 
 
-def read_levels(source: Source, shapes: Sequence[tuple[int, ...]], size: int) -> Array:
+def read_levels(source: Source, shapes: Sequence[tuple[int, ...]], size: int, draws: Array | None) -> Array:
     tokens = np.zeros(size, np.int64)
     if not (first := source.byte()):
         return tokens
     phases, (whole, leaves, rows, channels, columns) = phases_of(size), groups_of(shapes)
     order = np.concatenate(phases)
-    frequencies = Frequencies()
+    frequencies = Frequencies(draws is not None)
+    reach, negative = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    if draws is not None:
+        steps = [round(2**23 * 2 ** (j / 2 - 8)) for j in range(1, 16)]
+        for place, draw in zip(order, draws.tolist(), strict=True):
+            reach[place] = sum((2**24 - draw if draw >= 2**23 else draw) > step for step in steps)
+            negative[place] = draw < 2**23
     with ans(source.coded_words()) as coder:
         for phase in phases:
             mean = whole.means(np.array([2.0 ** ((first - 128) / 8)]))
@@ -601,9 +616,13 @@ def read_levels(source: Source, shapes: Sequence[tuple[int, ...]], size: int) ->
             score = by_row[rows.of[phase]] + by_column[columns.of[phase]] + first
             asked, contexts = phase, np.clip(score // 2, 0, 127)
             for question in range(34):
-                yes = frequencies.answers(coder, question, contexts)
+                fine = contexts * 16 + reach[asked] if draws is not None and not question else contexts
+                yes = frequencies.answers(coder, question, fine)
                 asked, contexts = asked[yes], contexts[yes]
-                contexts = contexts if question else contexts // 5 * 5
+                if not question:
+                    contexts = contexts // 5 * 5
+                    if draws is not None:
+                        negative[asked] ^= 1 - frequencies.answers(coder, 34, fine[yes]).astype(np.int64)
                 tokens[asked] += 1
                 if not len(asked):
                     break
@@ -617,7 +636,9 @@ def read_levels(source: Source, shapes: Sequence[tuple[int, ...]], size: int) ->
                 levels[at] = low.astype(np.int64) + (1 << (token - 12))
     loud = order[levels[order] > 0]
     refuse("symbols", not len(loud))
-    levels[loud] *= 1 - 2 * source.bits(len(loud)).astype(np.int64)
+    if draws is None:
+        negative[loud] = source.bits(len(loud))
+    levels[loud] *= 1 - 2 * negative[loud]
     return levels
 
 
@@ -770,7 +791,7 @@ def read_leaves(codec: Codec, source: Source, spec: Spec, key: bytes, known: Map
         size = sum(leaf.size for leaf in leaves.values())
         shape = next(iter(leaves.values())).shape if codec.per_leaf else (size,)
         if codec.lean:
-            vector = read_lean(source, [leaf.shape for leaf in leaves.values()], size)
+            vector = read_lean(source, [leaf.shape for leaf in leaves.values()], size, part_key)
         else:
             vector = read_vector(codec.coder, codec.stages_for(shape), source, part_key, size)
         refuse("non_finite", not np.isfinite(vector).all())

@@ -17,7 +17,7 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import constriction
 import numpy as np
@@ -30,7 +30,7 @@ from laconic.core import PayloadError
 
 Levels = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.int32]
-Contexts = npt.NDArray[np.uint8]
+Contexts = npt.NDArray[np.uint16]
 Bits = npt.NDArray[np.bool_]
 
 CONTEXTS = 128
@@ -43,6 +43,9 @@ _UNIT = 1 << 16
 _WORTH = 8 * _UNIT  # what a context says counts like eight bits seen
 _PLAIN = 15  # magnitudes up to here have a token each, and count in full; above, a token for each power of two
 _TOKENS = _PLAIN + 19
+_SIGN = _TOKENS  # the question after those of magnitudes
+_REACHES = 16
+_HALF = 1 << 23  # of a draw of 24 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +162,7 @@ class _Activity:
         score = np.take(by_row, layout.row[part])
         score += np.take(by_column, layout.column[part])
         score >>= 1
-        return np.clip(score, 0, CONTEXTS - 1, out=score).astype(np.uint8)
+        return np.clip(score, 0, CONTEXTS - 1, out=score).astype(np.uint16)
 
     def saw(self, phase: int, at: npt.NDArray[np.intp], tokens: Levels) -> None:
         """The values of a phase that are not 0, and their tokens."""
@@ -184,24 +187,59 @@ def _eighths(ratio: npt.NDArray[np.float64]) -> npt.NDArray[np.int16]:
     return np.asarray(np.rint(8 * np.log2(ratio)), np.int16)
 
 
-class Frequencies:
-    """Ones and zeros seen in each context, for each question: is it 0, is it above 1, above 2, …"""
+@dataclass(frozen=True)
+class Dither:
+    """What both ends know of how each value was rounded: ⌊x/Δ + u⌋ with a u in [0, 1) that both draw.
 
-    def __init__(self) -> None:
+    A small value becomes 0 unless u is near 0, and the value negative, or near 1, and the value positive. So u says
+    which of the values may have become something, and with which sign. `reach` is how near u is, in half octaves.
+    """
+
+    reach: npt.NDArray[np.uint16]
+    up: Bits
+
+    @classmethod
+    def of(cls, draws: npt.NDArray[np.uint32]) -> Dither:
+        """From draws of 24 bits, of which u is the 2²⁴th part."""
+        up = draws >= _HALF
+        distance = np.where(up, np.uint32(2 * _HALF) - draws, draws)
+        return cls(np.searchsorted(_STEPS, distance, side="left").astype(np.uint16), up)
+
+
+_STEPS = np.array([round(_HALF * 2 ** ((reach - _REACHES) / 2)) for reach in range(1, _REACHES)], np.uint32)
+
+
+class Frequencies:
+    """Yes and no seen in each context, for each question: is it above 0, above 1, above 2, … Where rounding is known, a
+    context of the first is one of activity and of reach, and a last question asks for the sign that u suggests."""
+
+    def __init__(self, *, dithered: bool) -> None:
         odds = 2.0 ** (_EIGHTHS * (np.arange(CONTEXTS) - CONTEXTS // 2) / 8)
-        ones = np.maximum(np.rint(_WORTH * odds / (1 + odds)), 1.0)
-        self._ones = np.full((_TOKENS, CONTEXTS), _UNIT, np.float64)
-        self._zeros = np.full((_TOKENS, CONTEXTS), 3 * _UNIT, np.float64)
-        self._ones[0], self._zeros[0] = ones, np.maximum(_WORTH - ones, 1.0)
+        first, sign = odds / (1 + odds), odds
+        if dithered:
+            reach = 2.0 ** ((np.arange(_REACHES) - _REACHES - 0.5) / 2)
+            near, far = (np.exp(-np.divide.outer(t, odds).T.reshape(-1)) / 2 for t in (reach / 2, 1 - reach / 2))
+            first, sign = near + far, near / np.maximum(near + far, 1e-300)
+        self._counts = [_begun(first)] + [_begun(np.full(CONTEXTS, 0.25), 4 * _UNIT) for _ in range(_TOKENS - 1)]
+        self._counts.append(_begun(sign))
+
+    def size(self, question: int) -> int:
+        """How many contexts there are."""
+        return len(self._counts[question][0])
 
     def probability(self, question: int) -> npt.NDArray[np.float64]:
         """That the answer is yes, in each context."""
-        return np.asarray(self._ones[question] / (self._ones[question] + self._zeros[question]))
+        yes, no = self._counts[question]
+        return np.asarray(yes / (yes + no))
 
     def saw(self, question: int, ones: npt.NDArray[np.int64], total: npt.NDArray[np.int64]) -> None:
         """More answers."""
-        self._ones[question] += _UNIT * ones
-        self._zeros[question] += _UNIT * (total - ones)
+        self._counts[question] += _UNIT * np.stack([ones, total - ones])
+
+
+def _begun(probability: npt.NDArray[np.float64], worth: int = _WORTH) -> npt.NDArray[np.float64]:
+    yes = np.maximum(np.rint(worth * probability), 1.0)
+    return np.stack([yes, np.maximum(worth - yes, 1.0)])
 
 
 # --- one walk for writing, reading and counting ---------------------------------------------------------------------
@@ -215,39 +253,50 @@ class _Port(Protocol):
         ...
 
 
-def _walk(layout: Layout, odds: int, port: _Port, wanted: Levels) -> tuple[Levels, Contexts, Frequencies]:
-    """All tokens in coding order, the contexts that they had, and the frequencies in the end.
+class _Walked(NamedTuple):
+    """All tokens in coding order, whether signs are as u suggests, the contexts of activity, and the frequencies."""
 
-    A port that takes bits from somewhere does not look at what is wanted.
-    """
+    tokens: Levels
+    agree: Bits
+    contexts: Contexts
+    frequencies: Frequencies
+
+
+def _walk(layout: Layout, odds: int, port: _Port, wanted: Levels, agree: Bits, dither: Dither | None) -> _Walked:
+    """Ask all questions. A port that takes bits from somewhere does not look at what is wanted."""
     tokens = np.zeros(layout.size, np.int32)
-    contexts = np.zeros(layout.size, np.uint8)
-    activity, frequencies = _Activity(layout, odds), Frequencies()
+    contexts = np.zeros(layout.size, np.uint16)
+    agree = agree.copy()
+    activity, frequencies = _Activity(layout, odds), Frequencies(dithered=dither is not None)
     for phase, part in enumerate(layout.phases):
         here = contexts[part] = activity.contexts(phase)
         truth = wanted[part]
         alive = np.arange(part.stop - part.start)
         found = tokens[part]
-        loud = alive[:0]
-        for question in range(_TOKENS):
-            yes = _asked(port, frequencies, question, here, truth > question)
-            alive = alive[yes]
-            if not question:
-                loud = alive
+        fine = here if dither is None else here * np.uint16(_REACHES) + dither.reach[part]
+        yes = _asked(port, frequencies, 0, fine, truth > 0)
+        loud = alive = alive[yes]
+        if dither is not None:
+            signs = agree[part]
+            signs[loud] = _asked(port, frequencies, _SIGN, fine[yes], signs[loud])
+        here = here // 5 * 5  # of what is not 0, contexts may be coarser: there is less of it
+        for question in range(1, _TOKENS):
+            found[alive] += 1
+            here, truth = here[yes], truth[yes]
             if not len(alive):
                 break
+            yes = _asked(port, frequencies, question, here, truth > question)
+            alive = alive[yes]
+        else:
             found[alive] += 1
-            # Of what is not 0, contexts may be coarser: there is less of it.
-            here = here[yes] // 5 * 5 if not question else here[yes]
-            truth = truth[yes]
         activity.saw(phase, loud, found[loud])
-    return tokens, contexts, frequencies
+    return _Walked(tokens, agree, contexts, frequencies)
 
 
 def _asked(port: _Port, frequencies: Frequencies, question: int, contexts: Contexts, truth: Bits) -> Bits:
     bits = port.bits(contexts, frequencies.probability(question), truth)
-    total = np.bincount(contexts, minlength=CONTEXTS)
-    frequencies.saw(question, np.bincount(contexts[bits], minlength=CONTEXTS), total)
+    size = frequencies.size(question)
+    frequencies.saw(question, np.bincount(contexts[bits], minlength=size), np.bincount(contexts, minlength=size))
     return bits
 
 
@@ -259,8 +308,8 @@ class _Count:
 
     def bits(self, contexts: Contexts, probability: npt.NDArray[np.float64], truth: Bits) -> Bits:
         """The truth."""
-        ones = np.bincount(contexts[truth], minlength=CONTEXTS)
-        zeros = np.bincount(contexts, minlength=CONTEXTS) - ones
+        ones = np.bincount(contexts[truth], minlength=len(probability))
+        zeros = np.bincount(contexts, minlength=len(probability)) - ones
         self.total -= float(ones @ np.log2(probability) + zeros @ np.log2(1 - probability))
         return truth
 
@@ -308,17 +357,18 @@ class Cost:
     frequencies: Frequencies
 
 
-def cost_of(magnitudes: Levels, layout: Layout) -> Cost:
-    """The cost of magnitudes (in coding order) with their signs, up to a few bytes."""
-    tokens = _tokens(magnitudes)
-    port = _Count()
-    _, contexts, frequencies = _walk(layout, _odds(magnitudes), port, tokens)
-    rest = float(np.maximum(tokens - _PLAIN + 3, 0)[tokens > _PLAIN].sum())
-    return Cost(5 + (port.total + rest + np.count_nonzero(magnitudes)) / 8, contexts, frequencies)
+def cost_of(levels: Levels, layout: Layout, dither: Dither | None = None) -> Cost:
+    """The cost of levels (in coding order), up to a few bytes."""
+    magnitudes = np.abs(levels)
+    tokens, port = _tokens(magnitudes), _Count()
+    _, _, contexts, frequencies = _walk(layout, _odds(magnitudes), port, tokens, _agree(levels, dither), dither)
+    rest = float(_width(tokens[tokens > _PLAIN]).sum())
+    signs = np.count_nonzero(magnitudes) if dither is None else 0
+    return Cost(5 + (port.total + rest + signs) / 8, contexts, frequencies)
 
 
-def write_levels(sink: Sink, levels: Levels, layout: Layout) -> None:
-    """Write levels, given in coding order."""
+def write_levels(sink: Sink, levels: Levels, layout: Layout, dither: Dither | None = None) -> None:
+    """Write levels, given in coding order; shorter where it is known how they were rounded."""
     magnitudes = np.abs(levels)
     loud = magnitudes > 0
     if not loud.any():
@@ -327,7 +377,7 @@ def write_levels(sink: Sink, levels: Levels, layout: Layout) -> None:
     odds = _odds(magnitudes)
     tokens = _tokens(magnitudes)
     port = _Write()
-    _walk(layout, odds, port, tokens)
+    _walk(layout, odds, port, tokens, _agree(levels, dither), dither)
     coder = constriction.stream.stack.AnsCoder()
     for token in range(_TOKENS, _PLAIN, -1):
         part = magnitudes[tokens == token]
@@ -336,17 +386,19 @@ def write_levels(sink: Sink, levels: Levels, layout: Layout) -> None:
     port.finish(coder)
     sink.write(bytes([odds + _MIDDLE]))
     write_words(sink, coder.get_compressed())
-    sink.write(np.packbits(levels[loud] < 0, bitorder="little").tobytes())
+    if dither is None:
+        sink.write(np.packbits(levels[loud] < 0, bitorder="little").tobytes())
 
 
-def read_levels(source: Source, layout: Layout) -> Levels:
+def read_levels(source: Source, layout: Layout, dither: Dither | None = None) -> Levels:
     """What `write_levels` wrote, in coding order."""
     (byte,) = source.read(1)
     if byte == _SILENT:
         return np.zeros(layout.size, np.int32)
     with guarded():
         coder = constriction.stream.stack.AnsCoder(read_words(source))
-        levels, _, _ = _walk(layout, byte - _MIDDLE, _Read(coder), np.zeros(layout.size, np.int32))
+        nothing = np.zeros(layout.size, np.int32)
+        levels, agree, _, _ = _walk(layout, byte - _MIDDLE, _Read(coder), nothing, nothing > 0, dither)
         for token in np.unique(levels[levels > _PLAIN]).tolist():
             at = np.flatnonzero(levels == token)
             low = coder.decode(constriction.stream.model.Uniform(1 << _width(token)), len(at))
@@ -356,9 +408,17 @@ def read_levels(source: Source, layout: Layout) -> Levels:
     loud = np.flatnonzero(levels)
     if not len(loud):
         raise PayloadError("symbols", "levels that are all 0 take a single byte")
-    negative = unpack_bits(source.array(-(-len(loud) // 8)), len(loud))
+    if dither is None:
+        negative = unpack_bits(source.array(-(-len(loud) // 8)), len(loud)).view(np.bool_)
+    else:
+        negative = agree[loud] ^ dither.up[loud]
     levels[loud] *= 1 - 2 * negative.astype(np.int32)
     return levels
+
+
+def _agree(levels: Levels, dither: Dither | None) -> Bits:
+    """Whether signs are those that the draws suggest."""
+    return np.asarray((levels > 0) == (dither.up if dither is not None else True))
 
 
 def _odds(magnitudes: Levels) -> int:
@@ -367,7 +427,7 @@ def _odds(magnitudes: Levels) -> int:
     return int(np.clip(round(8 * math.log2(loud / (len(magnitudes) - loud + 0.5))), 1 - _MIDDLE, _MIDDLE - 1))
 
 
-def _width(token: int) -> int:
+def _width(token: Any) -> Any:
     """How many bits of a magnitude follow its token."""
     return token - _PLAIN + 3
 

@@ -1,4 +1,4 @@
-"""Codecs around a codec, where what is lost is sent later: error feedback for the way up, contraction for the way down."""
+"""Codecs around a codec whose losses are sent later: error feedback for the way up, contraction for the way down."""
 
 from __future__ import annotations
 

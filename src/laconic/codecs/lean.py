@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from laconic.codecs.contexts import Cost, Layout, Levels, cost_of, layout_of, read_levels, write_levels
-from laconic.codecs.draws import uniform
+from laconic.codecs.contexts import Cost, Dither, Layout, Levels, cost_of, layout_of, read_levels, write_levels
+from laconic.codecs.draws import words
 from laconic.codecs.stream import LARGEST, SMALLEST, Sink, Source, in_range
 from laconic.codecs.vector import floating, from_vector, read_exact, to_vector, write_exact
-from laconic.core import ConfigError, Key, Shared, Spec, Traits, Tree, resolve, spec_of
+from laconic.core import ConfigError, Key, PayloadError, Shared, Spec, Traits, Tree, resolve, spec_of
 
 Mode = Literal["unbiased", "nearest"]
-Magnitudes = npt.NDArray[np.float32]
+Values = npt.NDArray[np.float32]
 
 _FINEST = 1 << 22  # steps up to the largest value
 _SHRINK = 128  # what nearest levels lie from the mean of their values is said in parts of a step
@@ -30,11 +30,12 @@ _TRIALS = 40
 
 
 class _Found(NamedTuple):
-    """Levels in coding order, their step, and how far what they stand for is below each: of 1, of 2, of more."""
+    """Levels in coding order, their step, how they were rounded, and how far below them their values are."""
 
     levels: Levels
     step: float
     shrink: tuple[int, int, int]
+    dither: Dither | None
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Lean:
     One step for all is what minimises the squared error at a rate, be leaves as different as they like. `bits` per
     value and `nmse` are kept by search: `bits` within 1 % and 64 bytes.
 
-    * `unbiased`: stochastic rounding, s = 0. The mean over keys is x, whatever x is.
+    * `unbiased`: the level is ⌊x/Δ + u⌋ with u from the shared key, and s = 0. The mean over keys is x, whatever x is;
+      and the receiver knows u, which says most of where levels are not 0, and of their signs.
     * `nearest`: the level of least D + λR, where R is what contexts make of it; s is where its values are in the mean.
 
     Without a mode it is unbiased, and nearest where what is lost is sent later: inside `ef(…)`, and on the way down.
@@ -95,8 +97,10 @@ class Lean:
             layout = _layout(names)
             if found := self._found(values.numpy()[layout.order], layout, shared.key):
                 sink.write_scale(found.step)
-                sink.write(np.array(found.shrink, np.int8).tobytes())
-                write_levels(sink, found.levels, layout)
+                sink.write(bytes([found.dither is not None]))
+                if found.dither is None:
+                    sink.write(np.array(found.shrink, np.int8).tobytes())
+                write_levels(sink, found.levels, layout, found.dither)
             else:
                 sink.write_scale(0.0)
         return sink.getvalue(), state
@@ -109,24 +113,27 @@ class Lean:
         names = floating(spec, shared.exact)
         values = torch.zeros(sum(leaf.size for leaf in names.values()))
         if len(values) and (step := source.read_scale()):
-            shrink = np.frombuffer(source.read(3), np.int8)
+            (dithered,) = source.read(1)
+            if dithered > 1:
+                raise PayloadError("coder", f"levels of kind {dithered}, which has no meaning here")
+            shrink = np.zeros(3, np.int8) if dithered else np.frombuffer(source.read(3), np.int8)
             layout = _layout(names)
-            values.numpy()[layout.order] = _values(read_levels(source, layout), step, shrink)
+            dither = Dither.of(_draws(shared.key, len(values))) if dithered else None
+            values.numpy()[layout.order] = _values(read_levels(source, layout, dither), step, shrink)
         source.finish()
         decoded |= from_vector(values, names)
         return {name: decoded[name] for name in spec}
 
     # --- the sender's choice ----------------------------------------------------------------------------------------
 
-    def _found(self, values: Magnitudes, layout: Layout, key: Key) -> _Found | None:
+    def _found(self, values: Values, layout: Layout, key: Key) -> _Found | None:
         """Levels that keep what was asked for; None for zeros."""
-        magnitudes = np.abs(values)
-        largest = float(magnitudes.max())
+        largest = float(np.abs(values).max())
         if in_range(largest) < SMALLEST:
             return None
         finest = max(largest / _FINEST, SMALLEST)
-        draws = uniform(key, len(values)).numpy() if self.mode != "nearest" else None
-        trial = _Trial(magnitudes, layout, draws)
+        draws = _draws(key, len(values)) if self.mode != "nearest" else None
+        trial = _Trial(values, layout, draws)
         step = max(self.step or trial.rms, finest)
         for rough in (True, False) if draws is None else (False,):
             if self.bits is not None:
@@ -137,14 +144,19 @@ class Lean:
                 trial.weigh(step)
         step = float(np.float32(step))
         levels, shrink = trial.levels(step)
-        return _Found(np.where(values < 0, -levels, levels), step, shrink) if levels.any() else None
+        return _Found(levels, step, shrink, trial.dither) if levels.any() else None
+
+
+def _draws(key: Key, size: int) -> npt.NDArray[np.uint32]:
+    """How values are rounded, in coding order: numbers of 24 bits."""
+    return words(key.fold_in("dither"), size) >> np.uint32(8)
 
 
 def _layout(spec: Spec) -> Layout:
     return layout_of(tuple(tuple(leaf.shape) for leaf in spec.values()))
 
 
-def _values(levels: Levels, step: float, shrink: npt.NDArray[np.int8]) -> Magnitudes:
+def _values(levels: Levels, step: float, shrink: npt.NDArray[np.int8]) -> Values:
     """What levels stand for."""
     below = np.concatenate([[0], shrink]).astype(np.float32)
     magnitudes = np.abs(levels)
@@ -156,24 +168,26 @@ def _values(levels: Levels, step: float, shrink: npt.NDArray[np.int8]) -> Magnit
 class _Trial:
     """Levels at any step, and what they cost and lose. Nearest levels depend on what bits cost: see `weigh`."""
 
-    def __init__(self, magnitudes: Magnitudes, layout: Layout, draws: Magnitudes | None) -> None:
-        self._magnitudes, self._layout, self._draws = magnitudes, layout, draws
-        self._squares = float(np.einsum("i,i->", magnitudes, magnitudes, dtype=np.float64))
-        self._least: Magnitudes | None = None  # in steps: what is below is not worth its bits
+    def __init__(self, values: Values, layout: Layout, draws: npt.NDArray[np.uint32] | None) -> None:
+        self._values, self._layout = values, layout
+        self._up = None if draws is None else draws.astype(np.float32) * np.float32(2.0**-24)
+        self.dither = None if draws is None else Dither.of(draws)
+        self._squares = float(np.einsum("i,i->", values, values, dtype=np.float64))
+        self._least: Values | None = None  # in steps: what is below is not worth its bits
 
     @property
     def rms(self) -> float:
         """The size of values."""
-        return math.sqrt(self._squares / len(self._magnitudes))
+        return math.sqrt(self._squares / len(self._values))
 
     def num_bytes(self, step: float) -> float:
         """About how long the payload is."""
-        return 7 + cost_of(self.levels(step)[0], self._layout).num_bytes
+        return 8 + cost_of(self.levels(step)[0], self._layout, self.dither).num_bytes
 
     def nmse(self, step: float) -> float:
         """‖x̂ − x‖²/‖x‖²."""
         levels, shrink = self.levels(step)
-        error = _values(levels, step, np.array(shrink, np.int8)) - self._magnitudes
+        error = _values(levels, step, np.array(shrink, np.int8)) - self._values
         return float(np.einsum("i,i->", error, error, dtype=np.float64)) / self._squares
 
     def weigh(self, step: float) -> None:
@@ -182,15 +196,18 @@ class _Trial:
         self._least = np.take(_least(cost), cost.contexts)
 
     def levels(self, step: float) -> tuple[Levels, tuple[int, int, int]]:
-        """Levels without their signs, and how far what they stand for lies below them."""
-        scaled = self._magnitudes * np.float32(1 / step)
-        if self._draws is not None:
-            return np.floor(scaled + self._draws).astype(np.int32), (0, 0, 0)
+        """Levels, and how far what they stand for lies below them."""
+        scaled = self._values * np.float32(1 / step)
+        if self._up is not None:
+            return np.floor(scaled + self._up).astype(np.int32), (0, 0, 0)
+        negative = scaled < 0
+        np.abs(scaled, out=scaled)
         levels = (scaled + np.float32(_UP)).astype(np.int32)
         if self._least is not None:
             np.maximum(levels, 1, out=levels)
             levels *= scaled >= self._least
-        return levels, _shrink(levels, scaled)
+        shrink = _shrink(levels, scaled)
+        return np.negative(levels, out=levels, where=negative), shrink
 
 
 def _least(cost: Cost) -> npt.NDArray[np.float32]:
@@ -201,7 +218,7 @@ def _least(cost: Cost) -> npt.NDArray[np.float32]:
     return np.maximum(0.5 + _LAMBDA / 2 * bits, 0.5).astype(np.float32)
 
 
-def _shrink(levels: Levels, scaled: Magnitudes) -> tuple[int, int, int]:
+def _shrink(levels: Levels, scaled: Values) -> tuple[int, int, int]:
     """For levels of 1, of 2 and of more, how far below them their values lie in the mean."""
     kind = np.minimum(levels, 3)
     count = np.bincount(kind, minlength=4)[1:]
