@@ -583,7 +583,7 @@ def test_settings_that_cannot_be(settings: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize("method", ["fedpm", "fedmask"])
 def test_a_model_with_normalisation_is_refused_before_anything_runs(method: str) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
-    with pytest.raises(ConfigError, match=f"^{method} .*'2' is of the type BatchNorm1d; use a model without normalis"):
+    with pytest.raises(ConfigError, match=f"^{method} .*'2' is of the type BatchNorm1d; use a model without running"):
         fit(method=method, data=data.digits(clients=4), model=net, rounds=1, cohort=2, workers=0)
 
 
