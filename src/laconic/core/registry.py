@@ -149,9 +149,9 @@ def _check_plain(hint: Any, value: Any, *, where: str) -> None:
     """Refuse a text where a number belongs, say. All else is left to whoever takes it, who knows better what to say."""
     if isinstance(value, Mapping) and getattr(hint, "__laconic_flat__", False):
         raise ConfigError(f"{where}: give a {hint.__name__}, or its fields directly, got {dict(value)}.")
-    plain_hint = {hint, *get_args(hint)} - {int | float, int | None, float | None, str | None, bool | None}
+    kinds = set(get_args(hint)) or {hint}
     infinite = isinstance(value, float) and not math.isfinite(value)
-    if not infinite and plain_hint <= {int, float, bool, str, type(None)} and isinstance(value, str | int | float | None):
+    if kinds <= {int, float, bool, str, type(None)} and isinstance(value, str | int | float | None) and not infinite:
         checked_value(hint, value, where=where)
 
 
