@@ -269,3 +269,17 @@ def test_the_networks_of_the_fairness_experiment() -> None:
     outputs = task.module(torch.zeros(2, 93))
     assert outputs.shape == (2, 2)
     assert torch.equal(outputs[:, 0], torch.zeros(2))
+
+
+def test_of_a_layer_that_gives_several_things_the_first_is_the_representation() -> None:
+    """An LSTM gives its outputs and its states."""
+    lstm = torch.nn.LSTM(3, 4, batch_first=True)
+    x = torch.randn(2, 5, 3)
+    assert torch.equal(representation(torch.nn.Sequential(lstm), "0", x), lstm(x)[0])
+
+    class Words(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"x": x}
+
+    with pytest.raises(ConfigError, match="the layer '0' gives a dict"):
+        representation(torch.nn.Sequential(Words()), "0", x)

@@ -355,8 +355,8 @@ def tapped(module: nn.Module, tap: str) -> Iterator[list[Tensor]]:
     """Listen to what a layer gives."""
     seen: list[Tensor] = []
 
-    def listen(layer: nn.Module, inputs: object, output: Tensor) -> None:
-        seen.append(output.float() if isinstance(output, Tensor) else output)
+    def listen(layer: nn.Module, inputs: object, output: object) -> None:
+        seen.append(_said(output, tap))
 
     handle = module.get_submodule(tap).register_forward_hook(listen)
     try:
@@ -373,8 +373,8 @@ def representation(module: nn.Module, tap: str, x: Tensor, forward: Callable[[Te
     torch.Size([5, 3])
     """
 
-    def stop(layer: nn.Module, inputs: object, output: Tensor) -> None:
-        raise _Reached(output.float() if isinstance(output, Tensor) else output)
+    def stop(layer: nn.Module, inputs: object, output: object) -> None:
+        raise _Reached(_said(output, tap))
 
     handle = module.get_submodule(tap).register_forward_hook(stop)
     try:
@@ -384,6 +384,14 @@ def representation(module: nn.Module, tap: str, x: Tensor, forward: Callable[[Te
     finally:
         handle.remove()
     raise ConfigError(f"the layer {tap!r} takes no part in the model's computation.")
+
+
+def _said(output: object, tap: str) -> Tensor:
+    """What a layer gives; of several things (an LSTM's outputs and states) the first."""
+    first = output[0] if isinstance(output, tuple | list) and output else output
+    if not isinstance(first, Tensor):
+        raise ConfigError(f"the layer {tap!r} gives a {type(first).__name__}, which no local objective can read.")
+    return first.float()
 
 
 def orders_of(count: int) -> list[tuple[int, ...]]:
