@@ -127,13 +127,11 @@ def read_model(
     if _fingerprint(spec_of(read_state(module))) != fingerprint:
         raise PayloadError("model", "the saved model had other leaves than this architecture; is it the same one?")
     source = Source(payload)
-    bits = _read_bits(source, bit_spec(module, kind))
+    bits = _read_bits(source, _within(bit_spec(module, kind, settings), 2 * max_parameters))
     try:
-        spec = value_spec(module, kind, settings, bits)
+        spec = _within(value_spec(module, kind, settings, bits), 2 * max_parameters)
     except ConfigError as error:
         raise PayloadError("units", f"the file's units make no model: {error}") from None
-    if num_values(spec) > 2 * max_parameters:
-        raise PayloadError("model", f"{num_values(spec):,} values, but {2 * max_parameters:,} is the most")
     tree = {**bits, **_read_values(source, spec, values)}
     source.finish()
     return ModelFile(architecture, Artifact(kind, tree, settings), values, len(blob), parameters, digest, build)
@@ -183,6 +181,13 @@ def _opened(blob: bytes) -> tuple[bytes, bytes, bytes, str]:
     if digest != _digest(fields, text, payload):
         raise PayloadError("checksum", "the file was altered: its digest is not that of its contents")
     return text, payload, fingerprint, digest.hex()
+
+
+def _within(spec: Spec, most: int) -> Spec:
+    """The leaves, if they have no more values than that."""
+    if num_values(spec) > most:
+        raise PayloadError("model", f"{num_values(spec):,} values, but {most:,} is the most")
+    return spec
 
 
 def _fingerprint(spec: Spec) -> bytes:

@@ -51,7 +51,9 @@ from laconic.core import (
     Task,
     Tree,
     Update,
+    bernoulli_names,
     describe,
+    drawn,
     isolated,
     on_messages,
     resolve,
@@ -341,7 +343,9 @@ class _Functions:
 
     def _check_update(self, received: Tree, update: Update) -> None:
         method = self.method
-        self._check_spec("message", update.message, method.message_spec(dict(received)), "message_spec")
+        spec = method.message_spec(dict(received))
+        sent = drawn(update.message, bernoulli_names(spec), self.agreement.key)
+        self._check_spec("message", sent, spec, "message_spec")
         if method.client_metrics is not None:
             unknown = sorted(update.metrics.keys() - set(method.client_metrics))
             self._law(not unknown, f"the metrics {unknown} are not among its client_metrics, so nobody would see them")
@@ -349,7 +353,7 @@ class _Functions:
         self._law(not private, f"the message holds {private}, which are names of personal state", number=3)
         stateless = method.personal or not update.personal
         self._law(stateless, f"personal is False, but clients keep {sorted(update.personal)}")
-        paper = method.paper_bytes(received, update.message)
+        paper = method.paper_bytes(received, sent)
         good = isinstance(paper, int) and paper >= 0
         self._law(good, f"paper_bytes must be a whole number and not negative, got {paper!r}")
 
@@ -363,7 +367,7 @@ class _Functions:
         replies = [
             Reply(
                 replace(made.client, examples=len(self.clients.client(made.client.id).train)),
-                made.update.message,
+                drawn(made.update.message, bernoulli_names(method.message_spec(dict(made.received))), key),
                 made.received,
             )
             for made in updates

@@ -60,9 +60,11 @@ EVERY = (
     "lean:step=0.01",
     "ef(lean:bits=1)",
     "by_leaf(w*: lean:bits=0.5, *: float32)",
+    "mrc",
+    "mrc:bits=5,kl=2 | int8",
 )
 SHARED = Shared(Key.from_seed(5))
-UNBOUNDED = ("float32", "float16", "bfloat16", "topk", "randk", "threshold", "lowrank", "mask")
+UNBOUNDED = ("float32", "float16", "bfloat16", "topk", "randk", "threshold", "lowrank", "mask", "mrc")
 
 
 def test_every_codec_is_examined() -> None:

@@ -34,11 +34,18 @@ def ensemble() -> Artifact:
     return Artifact("members", tree, {"members": 3, "outputs": "logits"})
 
 
+def masks() -> Artifact:
+    random = torch.Generator().manual_seed(0)
+    bits = {name: torch.rand(leaf.shape, generator=random) < 0.5 for name, leaf in ensemble().tree.items()}
+    return Artifact("masks", bits, {"members": 3, "outputs": "logits", "seed": 7, "scale": "kaiming"})
+
+
 ARTIFACTS = {
     "dense": Artifact("weights", read_state(net())),
     "sparse": Artifact("weights", sparse_state()),
     "zero": Artifact("weights", sparse_state(kept=0.0)),
     "members": ensemble(),
+    "masks": masks(),
 }
 
 
@@ -54,6 +61,16 @@ def test_what_is_read_is_what_was_written(kind: str) -> None:
         assert torch.equal(found.artifact.tree[name], leaf)
     assert found.architecture == ARCHITECTURE
     assert found.parameters == sum(p.numel() for p in net().parameters())
+
+
+def test_an_ensemble_of_masks_is_a_bit_for_each() -> None:
+    blob = write_model(masks(), ARCHITECTURE, SPEC)
+    parameters = sum(p.numel() for p in net().parameters())
+    assert len(blob) < 3 * parameters / 8 + 250 < len(write_model(ensemble(), ARCHITECTURE, SPEC)) / 10
+    with pytest.raises(PayloadError, match="is the most"):
+        read_model(blob, max_parameters=parameters)
+    net_of_masks = read_model(blob).model()
+    assert net_of_masks(torch.zeros(2, *SHAPE)).shape == (2, OUTPUTS)
 
 
 def test_zeros_cost_next_to_nothing() -> None:
@@ -210,6 +227,7 @@ BAD_HEADERS = {
     "another size": {**HEADER, "model": {**ARCHITECTURE, "settings": {"hidden": [21, 9]}}},
     "many members": {**HEADER, "kind": "members", "settings": {"members": 10**9}},
     "no members": {**HEADER, "kind": "members"},
+    "many masks": {**HEADER, "kind": "masks", "settings": {"members": 10**9, "seed": 1, "scale": "e"}},
     "units": {**HEADER, "kind": "units"},
 }
 

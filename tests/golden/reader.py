@@ -145,6 +145,7 @@ class Leaf:
     exact: bool = False
     expected: Array | None = None
     held: Array | None = None
+    bernoulli: bool = False
 
     @property
     def size(self) -> int:
@@ -646,7 +647,7 @@ def read_levels(source: Source, shapes: Sequence[tuple[int, ...]], size: int, dr
 
 NUMBERS = {"float32": 1, "float16": 2, "bfloat16": 3, "signsgd": 16, "signsgd_mv": 17, "terngrad": 18, "qsgd": 19}
 NUMBERS |= {"int8": 20, "drive": 35, "drive_mse": 36, "eden": 37, "topk": 48, "randk": 49, "threshold": 50, "mask": 65}
-NUMBERS |= {"by_leaf": 66, "lowrank": 80, "lean": 96}
+NUMBERS |= {"by_leaf": 66, "mrc": 67, "lowrank": 80, "lean": 96}
 CHAIN = 64
 
 
@@ -659,6 +660,8 @@ class Codec:
     coder: Callable[[Source, int, int], Array] = field(default=read_symbols)
     per_leaf: bool = False
     mask: bool = False
+    index_bits: int = 0
+    """Of an index of `mrc`."""
     rank: int = 0
     """That of the stage low rank, which comes before all others, and only on leaves that it makes shorter."""
     lean: bool = False
@@ -686,7 +689,8 @@ def parse(text: str) -> Codec:
     first, *others = (_parse_one(part.strip()) for part in text.split("|"))
     for then in others:
         stages, per_leaf = first.stages + then.stages, first.per_leaf or then.per_leaf
-        first = Codec(CHAIN, stages, then.coder, per_leaf, first.mask or then.mask, first.rank or then.rank)
+        index_bits = first.index_bits or then.index_bits
+        first = Codec(CHAIN, stages, then.coder, per_leaf, first.mask or then.mask, index_bits, first.rank or then.rank)
     return first
 
 
@@ -712,6 +716,8 @@ def _parse_one(text: str) -> Codec:
         return Codec(number, lean=True)
     if name == "mask":
         return Codec(number, coder=floats("float32"), mask=True)
+    if name == "mrc":
+        return Codec(number, coder=floats("float32"), mask=True, index_bits=int(settings.get("bits", 8)))
     if name == "lowrank":
         return Codec(number, coder=floats("float32"), per_leaf=True, rank=int(settings["rank"]))
     if name in ("topk", "randk", "threshold"):
@@ -781,7 +787,9 @@ def read_routes(codec: Codec, source: Source, spec: Spec, key: bytes, known: Map
 
 
 def read_leaves(codec: Codec, source: Source, spec: Spec, key: bytes, known: Mapping[str, Array]) -> dict[str, Array]:
-    tree = read_exact(source, spec, known, mask=codec.mask)
+    tree = read_drawn(source, spec, key, codec.index_bits) if codec.index_bits else {}
+    others = {name: leaf for name, leaf in spec.items() if name not in tree}
+    tree |= read_exact(source, others, {**known, **tree}, mask=codec.mask)
     exact = {**known, **tree}
     quantized = {name: leaf.resolved(exact) for name, leaf in spec.items() if leaf.quantized}
     parts = [(key, quantized)]
@@ -852,6 +860,35 @@ def read_exact(source: Source, spec: Spec, known: Mapping[str, Array], *, mask: 
         refuse("non_finite", "float" in leaf.dtype and not np.isfinite(values).all())
         tree[name] = values.reshape(leaf.shape)
     return tree
+
+
+# --- mrc --------------------------------------------------------------------------------------------------------------
+
+
+def read_drawn(source: Source, spec: Spec, key: bytes, b: int) -> dict[str, Array]:
+    """The Bernoulli leaves: of the candidates of each block, the one that its index names."""
+    leaves = {name: leaf for name, leaf in spec.items() if leaf.bernoulli}
+    if not sum(leaf.size for leaf in leaves.values()):
+        return {name: np.zeros(leaf.shape, bool) for name, leaf in leaves.items()}
+    level = np.where(levels_of(leaves) == 0, 32768, levels_of(leaves))
+    context = np.unique(contexts(level), return_inverse=True)[1]
+    sizes, sums = np.bincount(context), np.bincount(context, level).astype(np.int64)
+    blocks = [source.uint(n) for n in sizes.tolist()]
+    refuse("count", any(B and n > B * 4096 for B, n in zip(blocks, sizes.tolist(), strict=True)))
+    index = source.bits(b * sum(blocks)).reshape(-1, b).astype(np.int64) @ 2 ** np.arange(b)
+    parts = np.split(index, np.cumsum(blocks)[:-1])
+    bits = np.empty(len(level), bool)
+    for number, (n, total, B, x) in enumerate(zip(sizes.tolist(), sums.tolist(), blocks, parts, strict=True)):
+        prior, i = (131072 * total + 65535 * n) // (131070 * n), np.arange(n)
+        group = functools.partial(fold_in, key, "candidates", number)
+        if B:
+            halves = [raw(group(g), 2 * -(-n // B) << b).view("<u2") for g in range(-(-B // 1024))]
+            half = np.stack(halves).reshape(len(halves), -1, 1 << b)[i % B // 1024, i // B, x[i % B]]
+        else:
+            half = raw(group(0), 2 * n).view("<u2")
+        bits[context == number] = half < prior
+    cut = np.split(bits, np.cumsum([leaf.size for leaf in leaves.values()])[:-1])
+    return {name: part.reshape(leaf.shape) for (name, leaf), part in zip(leaves.items(), cut, strict=True)}
 
 
 # --- mask -------------------------------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ TEXTS = (
     "mask:model=global",
     "mask:model=raw",
     "mask | eden:bits=2",
+    "mrc",
+    "mrc:bits=6,kl=2 | eden:bits=2",
     "lowrank:rank=2",
     "lowrank:rank=1 | int8",
     "lean:bits=1",

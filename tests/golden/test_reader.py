@@ -268,16 +268,27 @@ def outcome(attempt: Callable[[], Any]) -> Any:
         return error.reason
 
 
-def both(text: str, tree: Tree, expected: Tree | None = None, held: Tree | None = None) -> bytes:
+def both(
+    text: str, tree: Tree, expected: Tree | None = None, held: Tree | None = None, bernoulli: tuple[str, ...] = ()
+) -> bytes:
     """A payload that laconic reads as it was written, and the reader as laconic does."""
     expected, held = expected or {}, held or {}
-    ours = {name: Leaf(tuple(leaf.shape), leaf.dtype, expected=expected.get(name)) for name, leaf in tree.items()}
+    ours = {
+        name: Leaf(
+            tuple(leaf.shape),
+            torch.bool if name in bernoulli else leaf.dtype,
+            expected=expected.get(name),
+            bernoulli=name in bernoulli,
+        )
+        for name, leaf in tree.items()
+    }
     theirs = {
         name: reader.Leaf(
             leaf.shape,
             str(leaf.dtype).removeprefix("torch."),
             expected=None if name not in expected else leaf.expected.numpy(),
             held=None if name not in held else held[name].numpy(),
+            bernoulli=leaf.bernoulli,
         )
         for name, leaf in ours.items()
     }
@@ -354,6 +365,21 @@ def test_integers_given_those_held() -> None:
     }
     assert {(code, changes) for code, changes, _ in found} >= {(2, 0), (2, 1)}
     assert len(found) > 3
+
+
+@pytest.mark.parametrize("text", ["mrc", "mrc:bits=3,kl=1", "mrc:bits=11,kl=20", "mrc | int8"])
+def test_bits_that_are_drawn(text: str) -> None:
+    """Of many contexts and few, of more than a thousand blocks, of none; beside other leaves."""
+    theta = torch.from_numpy(spread)
+    few, many = torch.from_numpy(np.where(k % 2 == 0, 0.1, 0.9)), torch.from_numpy((k % 104 + 0.5) / 104)
+    for expected in (few, many):
+        both(text, {"m": theta}, {"m": expected}, bernoulli=("m",))
+        both(
+            text, {"n": theta[:5] > 0.5, "m": theta[:900], "w": torch.ones(40)}, {"m": expected[:900]}, bernoulli=("m",)
+        )
+        assert len(both(text, {"m": expected[:900]}, {"m": expected[:900]}, bernoulli=("m",))) < 400
+    both(text, {"m": theta[:200], "l": theta[200:900].reshape(7, 100)}, {"m": few[:200]}, bernoulli=("m", "l"))
+    both(text, {"m": theta[:0]}, bernoulli=("m",))
 
 
 # --- the page's vectors -----------------------------------------------------------------------------------------------
@@ -502,7 +528,13 @@ def test_the_fingerprint_of_the_page() -> None:
 SOLVER: dict[str, Any] = {"optimizer": "sgd", "lr": 0.2, "momentum": 0.0, "weight_decay": 0.0, "local_epochs": 5}
 SOLVER |= {"local_steps": None, "batch_size": 10, "lr_decay": 1.0, "clip_norm": None}
 FEDAVG: dict[str, Any] = {"weighting": "uniform", **SOLVER}
-FEDPM: dict[str, Any] = {"lambda0": 1.0, "reset": "auto", "ste": "identity", "persist_optimizer": False, "scale": "e"}
+FEDPM: dict[str, Any] = {
+    "lambda0": 1.0,
+    "reset": "auto",
+    "ste": "identity",
+    "persist_optimizer": False,
+    "scale": "kaiming",
+}
 FEDPM |= {"shrink": 0.01, "evaluate": "threshold", "threshold": 0.5, "samples": 5, "privacy": None, "spread": 1.0}
 FEDPM |= {**SOLVER, "optimizer": "adam", "lr": 0.1, "local_epochs": 3, "batch_size": 128}
 LG_FEDAVG: dict[str, Any] = {"global_layers": 1, "global_part": "last", "private": None, "fedavg_rounds": 0}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, ParamSpec, TypeVar
 
+from laconic.codecs.candidates import MinimalRandom
 from laconic.codecs.compose import Coder, Pipeline, Stage
 from laconic.codecs.dense import Floats
 from laconic.codecs.entropy import Entropy
@@ -170,7 +171,13 @@ def mask(*, model: MaskModel = "shared") -> Pipeline:
     return _codec(coder=Floats(), bits=Coded(model), traits=_BITS)
 
 
+@_entry
+def mrc(*, bits: int = 8, kl: float = 5.0) -> Pipeline:
+    """Bits as good as drawn from a sender's probabilities, `bits` for `kl` bits of divergence (Havasi et al., 2019)."""
+    return _codec(coder=Floats(), bits=MinimalRandom(bits=bits, kl=kl), traits=replace(_EVERYTHING, draws=True))
+
+
 _RECIPES: list[Callable[..., Codec]] = [float32, float16, bfloat16, int8, signsgd, signsgd_mv, terngrad, qsgd]
-_RECIPES += [drive, drive_mse, eden, topk, randk, threshold, lowrank, lean, mask]
+_RECIPES += [drive, drive_mse, eden, topk, randk, threshold, lowrank, lean, mask, mrc]
 codecs = Registry("codec", _RECIPES)
 """Every codec that a configuration can name (besides compositions, `ef`, `by_leaf` and users' own)."""

@@ -201,7 +201,7 @@ class Pipeline:
         return {name: decoded[name] for name in spec}
 
     def _parts(self, spec: Spec, shared: Shared) -> list[tuple[Key, Spec, tuple[Stage, ...]]]:
-        leaves = floating(spec, shared.exact)
+        leaves = floating(spec, shared.exact | shared.bernoulli)
         if not self.per_leaf:
             return [(shared.key, leaves, self.stages)]
         return [(shared.key.fold_in(n), {n: leaf}, self._shaped(leaf.shape)) for n, leaf in leaves.items()]

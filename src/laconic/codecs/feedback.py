@@ -49,6 +49,8 @@ class ErrorFeedback:
     def __post_init__(self) -> None:
         if isinstance(self.codec, ErrorFeedback):
             raise ConfigError(f"ef({self.codec.text}): one error feedback is enough.")
+        if traits_of(self.codec).draws:
+            raise ConfigError(f"ef({self.codec.text}): bits that are drawn leave nothing to feed back.")
         object.__setattr__(self, "codec", with_memory(self.codec))
 
     @property

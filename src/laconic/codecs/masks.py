@@ -150,8 +150,8 @@ def write_bits(sink: Sink, leaves: Mapping[str, Tensor], expected: Mapping[str, 
         counts = [int(np.count_nonzero(bits[end - size : end])) for size, end in zip(sizes, ends, strict=True)]
         candidates.append(_Groups(sizes, np.array(counts)).candidate(BitCode.LEAF, bits))
     if model == "shared" and not expected.keys().isdisjoint(leaves):
-        levels = _levels({name: leaf.numel() for name, leaf in leaves.items()}, expected)
-        known = _Expectation(levels)
+        levels = levels_of({name: leaf.numel() for name, leaf in leaves.items()}, expected)
+        known = Expectation(levels)
         ones_at = np.bincount(levels * bits, minlength=_CERTAIN)
         ones_at[0] = ones - ones_at[1:].sum()  # the bits that are 0 were counted there
         groups = _Groups(known.sizes, known.sums(ones_at))
@@ -181,7 +181,7 @@ def read_bits(source: Source, leaves: Mapping[str, Leaf], expected: Mapping[str,
         elif code == BitCode.LEAF and len(sizes) > 1:
             bits = _read_groups(source, sizes)
         elif code in (BitCode.CONTEXT, BitCode.GIVEN) and informed:
-            known = _Expectation(_levels({name: leaf.size for name, leaf in leaves.items()}, expected))
+            known = Expectation(levels_of({name: leaf.size for name, leaf in leaves.items()}, expected))
             if code == BitCode.CONTEXT:
                 bits = np.empty(size, np.uint8)
                 bits[known.order] = _read_groups(source, known.sizes)
@@ -212,7 +212,7 @@ class _Groups(NamedTuple):
         there = self.sizes > 0
         return _cost(self.ones[there], self.sizes[there], self.frequencies / _CERTAIN)
 
-    def candidate(self, code: BitCode, bits: Bytes, known: _Expectation | None = None) -> Candidate:
+    def candidate(self, code: BitCode, bits: Bytes, known: Expectation | None = None) -> Candidate:
         """The code with a frequency for each group."""
         frequencies = self.frequencies
 
@@ -222,7 +222,7 @@ class _Groups(NamedTuple):
         return Candidate(2 * len(frequencies) + coded_bytes(self.bits), code, write)
 
 
-class _Expectation:
+class Expectation:
     """What both ends know of each bit: its probability to be 1 in 65535ths, 0 where nothing is expected of it.
 
     Each level is a context, or neighbours share one of at most 64 (`contexts_of`).
@@ -247,7 +247,8 @@ class _Expectation:
         return np.argsort(np.take(self.contexts, self.levels), kind="stable")
 
 
-def _levels(sizes: Mapping[str, int], expected: Mapping[str, Tensor]) -> Levels:
+def levels_of(sizes: Mapping[str, int], expected: Mapping[str, Tensor]) -> Levels:
+    """What is expected of the bits of some leaves, one after the other; 0 where nothing is."""
     parts = []
     for name, size in sizes.items():
         part = torch.zeros(size)
@@ -289,7 +290,7 @@ def _model(frequency: int) -> Any:
     return bernoulli(frequency / _CERTAIN)
 
 
-def _write_given(sink: Sink, bits: Bytes, known: _Expectation) -> None:
+def _write_given(sink: Sink, bits: Bytes, known: Expectation) -> None:
     coder = constriction.stream.stack.AnsCoder()
     model = constriction.stream.model.Bernoulli(perfect=False)
     for start in reversed(range(0, len(bits), _SLICE)):
@@ -298,7 +299,7 @@ def _write_given(sink: Sink, bits: Bytes, known: _Expectation) -> None:
     _write_words(sink, coder.get_compressed())
 
 
-def _read_given(source: Source, known: _Expectation) -> Bytes:
+def _read_given(source: Source, known: Expectation) -> Bytes:
     bits = np.empty(len(known.levels), np.uint8)
     model = constriction.stream.model.Bernoulli(perfect=False)
     with guarded():

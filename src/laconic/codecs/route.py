@@ -22,6 +22,8 @@ from laconic.core import (
     Spec,
     Traits,
     Tree,
+    bernoulli_names,
+    drawn,
     exact_names,
     prefixed,
     spec_of,
@@ -99,15 +101,17 @@ class ByLeaf:
     def init_state(self, spec: Spec) -> Tree:
         """The first states of its codecs; a leaf that no pattern matches is refused here, before anything is sent."""
         state: Tree = {}
-        for part in self._parts(spec, exact_names(spec)):
+        for part in self._parts(spec, exact_names(spec) | bernoulli_names(spec)):
             if not part.exact:
                 state |= prefixed(part.state, part.codec.init_state({name: spec[name] for name in part.names}))
         return state
 
     def encode(self, tree: Tree, shared: Shared, state: Tree) -> tuple[bytes, Tree]:
         """The payloads of its codecs, each after its length."""
+        plain = {name for name in tree if not traits_of(self.routes[self._route(name)][1]).draws}
+        tree = drawn(tree, shared.bernoulli & plain, shared.key)
         sink, after = Sink(), Tree()
-        for part in self._parts(spec_of(tree), shared.exact):
+        for part in self._parts(spec_of(tree), shared.exact | shared.bernoulli):
             before = {} if part.exact else subtree(part.state, state)
             blob, new = part.codec.encode({name: tree[name] for name in part.names}, part.shared(shared), before)
             after |= {} if part.exact else prefixed(part.state, new)
@@ -118,7 +122,7 @@ class ByLeaf:
     def decode(self, blob: bytes, spec: Spec, shared: Shared) -> Tree:
         """The leaves that pass exactly, then the others, whose lengths follow."""
         source, decoded = Source(blob), Tree()
-        for part in self._parts(spec, shared.exact):
+        for part in self._parts(spec, shared.exact | shared.bernoulli):
             payload = bytes(source.read(source.read_uint(source.left)))
             leaves = {name: _resolved(spec[name], decoded) for name in part.names}
             decoded |= part.codec.decode(payload, leaves, part.shared(shared))

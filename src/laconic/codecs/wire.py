@@ -62,6 +62,7 @@ class CodecId(IntEnum):
     CHAIN = 64
     MASK = 65
     BY_LEAF = 66
+    MRC = 67
     LOWRANK = 80
     LEAN = 96
     CUSTOM = 0x8000

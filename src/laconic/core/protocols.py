@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from laconic.core.random import Key
-from laconic.core.tree import Spec, Tree, exact_names, expectations
+from laconic.core.tree import Spec, Tree, bernoulli_names, exact_names, expectations
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class Shared:
 
     `key` is the same at both ends; `received` is the decoded broadcast (empty on the way down); `exact` names the
     floating-point leaves that must come through as they are; `expected` holds the probability of each bit of some
-    leaves of bits; `held` is what the receiver of this message already holds, by leaf name, where both ends know it.
+    leaves of bits; `held` is what the receiver of this message already holds, by leaf name, where both ends know it;
+    `bernoulli` names the leaves of bits in whose place the sender has probabilities.
     """
 
     key: Key
@@ -23,11 +24,14 @@ class Shared:
     exact: frozenset[str] = frozenset()
     expected: Tree = field(default_factory=dict)
     held: Tree = field(default_factory=dict)
+    bernoulli: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, spec: Spec, key: Key, received: Tree | None = None, *, held: Tree | None = None) -> Shared:
         """What both ends know about a message of a spec."""
-        return cls(key, received or {}, exact_names(spec), expectations(spec), held or {})
+        return cls(
+            key, received or {}, exact_names(spec), expectations(spec), held=held or {}, bernoulli=bernoulli_names(spec)
+        )
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ class Traits:
     A codec that declares nothing is made for changes, as all of these are false.
 
     >>> Traits(unbiased=True, keeps_weights=True) & Traits(unbiased=True)
-    Traits(exact=False, unbiased=True, dense=False, keeps_weights=False, conditional=False, literal=False)
+    Traits(exact=False, unbiased=True, dense=False, keeps_weights=False, conditional=False, literal=False, draws=False)
     """
 
     exact: bool = False
@@ -30,6 +30,8 @@ class Traits:
     """Leaves of integers are written given what the receiver holds of them (`Shared.held`)."""
     literal: bool = False
     """What comes back is meant as it is, a vote of ±step: on the way down it is never scaled."""
+    draws: bool = False
+    """It takes probabilities in place of bits, and which bits are drawn is its own affair (`Leaf.bernoulli`)."""
 
     def __post_init__(self) -> None:
         if (self.exact and not self.unbiased) or (self.dense and not self.keeps_weights):
@@ -38,7 +40,7 @@ class Traits:
     def __and__(self, other: Traits) -> Traits:
         """What is true of both: of one codec after another, or of some leaves by one and the rest by another.
 
-        `conditional` and `literal` are true of the whole where they are of a part.
+        `conditional`, `literal` and `draws` are true of the whole where they are of a part.
         """
         return Traits(
             exact=self.exact and other.exact,
@@ -47,6 +49,7 @@ class Traits:
             keeps_weights=self.keeps_weights and other.keeps_weights,
             conditional=self.conditional or other.conditional,
             literal=self.literal or other.literal,
+            draws=self.draws or other.draws,
         )
 
 

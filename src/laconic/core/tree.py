@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from laconic.core.errors import PayloadError
+from laconic.core.random import Key
 
 Tree = dict[str, Tensor]
 
@@ -27,6 +28,9 @@ class Leaf:
 
     `expected` is for leaves of bits: the probability of each bit to be 1, as far as both ends know. A codec may use it
     to write them in fewer bits; a wrong guess costs bits, never correctness.
+
+    A `bernoulli` leaf is one of bits whose sender gives probabilities, in floating point: bits are drawn on the way
+    (`drawn`), by the codec where it can do so in fewer bits, and bits are what the receiver gets.
     """
 
     shape: tuple[int, ...]
@@ -34,6 +38,7 @@ class Leaf:
     length: Callable[[Tree], int] | None = field(default=None, repr=False)
     exact: bool = field(default=False, repr=False, compare=False)
     expected: Tensor | None = field(default=None, repr=False, compare=False)
+    bernoulli: bool = field(default=False, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -88,6 +93,34 @@ def exact_names(spec: Mapping[str, Leaf]) -> frozenset[str]:
 def expectations(spec: Mapping[str, Leaf]) -> Tree:
     """What both ends expect of the leaves of bits, where a spec says it."""
     return {name: leaf.expected for name, leaf in spec.items() if leaf.expected is not None}
+
+
+def bernoulli_names(spec: Mapping[str, Leaf]) -> frozenset[str]:
+    """The leaves of bits whose sender gives probabilities."""
+    return frozenset(name for name, leaf in spec.items() if leaf.bernoulli)
+
+
+def drawn(tree: Mapping[str, Tensor], names: Collection[str], key: Key) -> Tree:
+    """The tree with bits in place of the probabilities of some leaves: each is 1 with its probability.
+
+    >>> drawn({"mask": torch.tensor([0.0, 1.0])}, ["mask"], Key.from_seed(0))
+    {'mask': tensor([False,  True])}
+    """
+    random = key.torch()
+    bits: Tree = {}
+    for name in (name for name in tree if name in names):
+        theta = check_probabilities(name, tree[name])
+        bits[name] = torch.rand(theta.shape, generator=random) < theta
+    return {**tree, **bits}
+
+
+def check_probabilities(name: str, theta: Tensor) -> Tensor:
+    """The probabilities of a leaf, on the CPU; NaN and what lies outside [0, 1] cannot be sent."""
+    theta = theta.detach().cpu().float()
+    if not bool(((theta >= 0) & (theta <= 1)).all()):
+        reason = "range" if bool(theta.isfinite().all()) else "non_finite"
+        raise PayloadError(reason, f"{name!r} holds probabilities outside [0, 1] and cannot be sent")
+    return theta
 
 
 def num_values(spec: Mapping[str, Leaf]) -> int:

@@ -44,7 +44,9 @@ from laconic.core import (
     Spec,
     Task,
     Tree,
+    bernoulli_names,
     describe,
+    drawn,
     isolated,
     one_of,
     predictions,
@@ -150,6 +152,21 @@ class Agreement:
     def builds_on_held(self) -> bool:
         """Whether a broadcast can only be read by whoever holds what came before it."""
         return self.remembers or self.method.replica is not None
+
+    def check_draws(self, server: Tree) -> None:
+        """Refuse a codec that draws bits where no probabilities are sent."""
+        if traits_of(self.link.down).draws:
+            raise ConfigError(
+                f"link.down = {self.link.down.text!r} draws bits, which only clients send; take mask for the way down."
+            )
+        if not traits_of(self.link.up).draws:
+            return
+        received = None if self.method.per_client else self.broadcast(server, EVERYONE)
+        if received is None or not bernoulli_names(self.method.message_spec(received)):
+            raise ConfigError(
+                f"link.up = {self.link.up.text!r} draws bits from probabilities, but {self.name} sends none with these "
+                "settings; use it with fedpm, without privacy, or take mask."
+            )
 
     @cached_property
     def down(self) -> Codec:
@@ -411,7 +428,10 @@ def client_round(
         local = evaluate(method.task, update.fitted, data.test) if evaluates and update.fitted is not None else None
     spec = method.message_spec(received)
     shared = Shared.of(spec, key.fold_in("up"), received)
-    payload, codec_state = codec.encode(_in_order(update.message, spec), shared, codec_state)
+    message = _in_order(update.message, spec)
+    if not traits_of(codec).draws:
+        message = drawn(message, shared.bernoulli, key.fold_in("mask"))
+    payload, codec_state = codec.encode(message, shared, codec_state)
     frame = _sealed(agreement, Direction.UP, client, payload, weight=len(data.train))
     return LocalUpdate(frame, update.personal, codec_state, local, update.metrics, time.perf_counter() - began)
 

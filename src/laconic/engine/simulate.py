@@ -179,6 +179,7 @@ class Simulation:
         self.agreement = Agreement(bound, link, Key.from_seed(seed), method.name, method.settings)
         self.state = State(0, bound.init(self.agreement.key.fold_in("init")))
         # What does not go together is said before any worker starts.
+        self.agreement.check_draws(self.state.server)
         memory = self.agreement.memory_for(self.population)
         if bound.replica is not None and schedule.cohort != clients.num_clients:
             raise ConfigError(

@@ -69,7 +69,26 @@ from laconic.models.frozen import SCALES, FrozenScale, check_freezable, signed_c
 
 Ste = Literal["identity", "theta"]
 Evaluate = Literal["threshold", "sample", "ensemble"]
-Reset = int | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class ResetSchedule:
+    """Counts begin anew in each of the `first` rounds, and in every `then`-th after them.
+
+    >>> [t for t in range(20) if ResetSchedule(first=4, then=5).begins(t)]
+    [0, 1, 2, 3, 4, 9, 14, 19]
+    """
+
+    first: int
+    then: int
+
+    def begins(self, rounds: int) -> bool:
+        """Whether they do after so many rounds."""
+        return rounds < self.first or (rounds - self.first) % self.then == 0
+
+
+Reset = int | Literal["auto"] | ResetSchedule
+Spread = float | Literal["uniform"]
 MASK_SOLVER = Solver(optimizer="adam", lr=0.1, local_epochs=3, batch_size=128)
 """Adam on the scores, as the paper's code has it."""
 
@@ -94,10 +113,11 @@ class BernoulliMask:
     keep it; up travels a bit for every parameter, of which both ends expect θ. The first scores come from the seed as
     well (see `first_thetas`), so that the first broadcast costs next to nothing. Each client counts once. Where every
     weight is kept with a probability near ½, a deep and narrow network passes on little but the noise of its masks:
-    `spread` widens the first scores, so that most weights begin nearly decided.
+    `spread` widens the first scores, so that most weights begin nearly decided; "uniform" is θ ~ U(0, 1).
 
-    `reset` is R; `"auto"` takes it from the share of clients in a round (see `window_for`). The server predicts with
-    1[θ > `threshold`], with one `sample`, or with the mean of `samples` of them (`"ensemble"`); draws are a function
+    `reset` is R; `"auto"` takes it from the share of clients in a round (see `window_for`); a `ResetSchedule` begins
+    with windows of one round. The server predicts with 1[θ > `threshold`], a coin of the seed's where θ is just that,
+    with one `sample`, or with the mean of `samples` of them (`"ensemble"`); draws are a function
     of the seed and of θ. A client predicts with 1[σ(s) > `threshold`] of its own scores. With `persist_optimizer` each
     client keeps the optimizer's moments from one of its rounds to the next, as the authors' code does.
 
@@ -124,7 +144,7 @@ class BernoulliMask:
     evaluate: Evaluate
     threshold: float
     samples: int
-    spread: float
+    spread: Spread
     solver: Solver
 
     link: ClassVar = ("mask", "mask")
@@ -137,10 +157,12 @@ class BernoulliMask:
             raise ConfigError(f"shrink must lie in (0, 0.5), or scores could be infinite; got {self.shrink}.")
         if not 0 < self.threshold < 1:
             raise ConfigError(f"threshold must lie in (0, 1), got {self.threshold}.")
-        if self.reset != "auto" and (isinstance(self.reset, str) or self.reset < 1):
-            raise ConfigError(f"reset must be 'auto' or a number of rounds, at least 1; got {self.reset!r}.")
-        if not 0 < self.spread <= 10:
-            raise ConfigError(f"spread must lie in (0, 10], got {self.spread}.")
+        if self.reset != "auto" and (isinstance(self.reset, str) or self.schedule.then < 1 or self.schedule.first < 0):
+            raise ConfigError(
+                f"reset must be 'auto', a number of rounds, at least 1, or a schedule of such; got {self.reset!r}."
+            )
+        if self.spread != "uniform" and (isinstance(self.spread, str) or not 0 < self.spread <= 10):
+            raise ConfigError(f"spread must be 'uniform' or lie in (0, 10], got {self.spread!r}.")
         if self.samples < 1:
             raise ConfigError(f"samples must be at least 1, got {self.samples}.")
         one_of("ste", self.ste, get_args(Ste))
@@ -154,9 +176,11 @@ class BernoulliMask:
         return Bound.of(mask, personal=self.persist_optimizer, own_model=self.persist_optimizer)
 
     @property
-    def period(self) -> int:
-        """R: rounds until the counts begin anew."""
-        return self.window if self.reset == "auto" else self.reset
+    def schedule(self) -> ResetSchedule:
+        """When the counts begin anew; with R they do after R rounds, 2R, and so on."""
+        if isinstance(self.reset, ResetSchedule):
+            return self.reset
+        return ResetSchedule(0, self.window if self.reset == "auto" else self.reset)
 
     @cached_property
     def layout(self) -> Layout:
@@ -202,7 +226,7 @@ class BernoulliMask:
 
     def server_update(self, server: Tree, replies: Iterable[Reply], key: Key) -> Tree:
         """Count the masks; those of the window before are forgotten when it is full."""
-        over = int(server["rounds"]) >= self.period
+        over = self.schedule.begins(int(server["rounds"]))
         ones = {n: torch.zeros_like(leaf) if over else leaf.clone() for n, leaf in subtree("ones", server).items()}
         total = 0 if over else int(server["total"])
         for reply in replies:
@@ -212,14 +236,14 @@ class BernoulliMask:
         return {
             "seed": server["seed"],
             "total": torch.tensor([total], dtype=torch.int64),
-            "rounds": torch.ones_like(server["rounds"]) if over else server["rounds"] + 1,
+            "rounds": server["rounds"] + 1,
             **prefixed("ones", ones),
         }
 
     # --- client ------------------------------------------------------------------------------------------------------
 
     def client_update(self, received: Tree, personal: Tree, data: ClientData, client: ClientInfo, key: Key) -> Update:
-        """Learn the scores, then draw the mask that is sent."""
+        """Learn the scores; the mask that is sent is drawn from them."""
         prior, frozen = self.theta(received), self._frozen(received[_SEED])
         module = self.task.load(self.layout.tree(frozen))
         scores = Scores(self, prior, frozen, key)
@@ -231,13 +255,17 @@ class BernoulliMask:
         theta = torch.sigmoid(scores.scores).cpu()
         if self.release is not None:
             theta = self.release.randomize(theta, key.fold_in("privacy")).to(theta.dtype)
-        sent = torch.rand(len(theta), generator=key.fold_in("mask").torch()) < theta if self.stochastic else theta > 0.5
         own = theta > self.threshold
         write_state(module, self.task.complete(self.layout.tree(kept(frozen, own))))
-        share = float(sent.double().mean())
-        surprise = -torch.where(sent, prior, 1 - prior).log2().double().mean()
+        if self.release is not None:
+            theta = torch.rand(len(theta), generator=key.fold_in("mask").torch()) < theta
+        elif not self.stochastic:
+            theta = theta > 0.5
+        sure = theta.double()
+        share = float(sure.mean())
+        surprise = -(sure * prior.log2() + (1 - sure) * (1 - prior).log2()).mean()
         return Update(
-            message=self.layout.tree(sent),
+            message=self.layout.tree(theta),
             personal=personal if memory is None else {_OWN: own, **prefixed(_MEMORY, memory)},
             fitted=module,
             metrics={
@@ -249,9 +277,15 @@ class BernoulliMask:
         )
 
     def message_spec(self, received: Tree) -> Spec:
-        """A bit for every parameter, 1 with probability θ as far as both ends know."""
-        expected = self.layout.tree(self.theta(received))
-        return {n: replace(leaf, expected=expected[n]) for n, leaf in self.layout.spec(torch.bool).items()}
+        """A bit for every parameter, 1 with probability θ as far as both ends know.
+
+        A client gives its own θ and leaves the draw to the codec, but for one that privacy accounts for.
+        """
+        expected, bernoulli = self.layout.tree(self.theta(received)), self.stochastic and self.release is None
+        return {
+            n: replace(leaf, expected=expected[n], bernoulli=bernoulli)
+            for n, leaf in self.layout.spec(torch.bool).items()
+        }
 
     # --- predictors and figures --------------------------------------------------------------------------------------
 
@@ -259,8 +293,14 @@ class BernoulliMask:
         """The masks that the server predicts with, as vectors: one, or those of the ensemble."""
         theta = self.theta(self._received(server))
         if self.evaluate == "threshold":
-            return [theta > self.threshold]
+            return [self.decided(theta, server["seed"])]
         return [self.sampled(server, number) for number in range(self.samples if self.evaluate == "ensemble" else 1)]
+
+    def decided(self, theta: Tensor, seed: Tensor) -> Tensor:
+        """1[θ > `threshold`]; of an even number of masks just half may keep a weight, and then the seed decides."""
+        coin = _key(int(seed)).fold_in("ties").raw(-(-len(theta) // 8))
+        heads = torch.from_numpy(np.unpackbits(coin, count=len(theta), bitorder="little")).bool()
+        return (theta > self.threshold) | ((theta == self.threshold) & heads)
 
     def sampled(self, server: Tree, number: int) -> Tensor:
         """The draw of this number from the server's θ; the same everywhere."""
@@ -278,18 +318,17 @@ class BernoulliMask:
 
     def local_model(self, received: Tree, personal: Tree) -> Predictor:
         """The client's last mask where it kept one, else that of the newest θ."""
-        mask = personal[_OWN] if _OWN in personal else self.theta(received) > self.threshold
+        mask = personal[_OWN] if _OWN in personal else self.decided(self.theta(received), received[_SEED])
         return predictor(self.task, self.layout.tree(kept(self._frozen(received[_SEED]), mask)))
 
     def artifact(self, server: Tree) -> Artifact:
-        """Seed and mask. An ensemble is the members' weights: the zeros cost little, but the signs are sent again."""
-        masks = self.masks(server)
-        if self.evaluate == "ensemble":
-            frozen = self._frozen(server["seed"])
-            members = [prefixed(str(i), self.layout.tree(kept(frozen, mask))) for i, mask in enumerate(masks)]
-            tree = {name: leaf for member in members for name, leaf in member.items()}
-            return Artifact("members", tree, {"members": len(masks), "outputs": self.task.outputs})
-        return Artifact("mask", self.layout.tree(masks[0]), {"seed": int(server["seed"]) % 2**64, "scale": self.scale})
+        """Seed and mask; of an ensemble, seed and masks."""
+        masks, settings = self.masks(server), {"seed": int(server["seed"]) % 2**64, "scale": self.scale}
+        if self.evaluate != "ensemble":
+            return Artifact("mask", self.layout.tree(masks[0]), settings)
+        members = [prefixed(str(i), self.layout.tree(mask)) for i, mask in enumerate(masks)]
+        tree = {name: leaf for member in members for name, leaf in member.items()}
+        return Artifact("masks", tree, {**settings, "members": len(masks), "outputs": self.task.outputs})
 
     def metrics(self, server: Tree) -> Mapping[str, float]:
         """Share of weights that the model keeps (by leaf, too), bits per parameter of its masks, mean entropy of θ."""
@@ -377,11 +416,11 @@ class Layout:
         return {name: Leaf(shape, dtype) for name, shape in self.shapes.items()}
 
 
-def first_thetas(seed: int, layout: Layout, *, spread: float = 1.0) -> Tensor:
-    """θ = σ(s), s ~ N(0, spread²), before any mask has come: the same bits on every machine.
+def first_thetas(seed: int, layout: Layout, *, spread: Spread = 1.0) -> Tensor:
+    """θ ~ U(0, 1), or θ = σ(s), s ~ N(0, spread²), before any mask has come: the same bits on every machine.
 
-    Each parameter takes one raw byte of its leaf's Philox words, k, and the k-th of 256 equally likely values: σ of the
-    normal quantile at (k + ½)/256, rounded to a multiple of 2⁻¹⁶. (So |s| is 2.89 · spread at the most.)
+    Each parameter takes one raw byte of its leaf's Philox words, k, and the k-th of 256 equally likely values:
+    (k + ½)/256, or σ of the normal quantile there, rounded to a multiple of 2⁻¹⁶. (So |s| is 2.89 · spread at most.)
     """
     key = _key(seed).fold_in("scores")
     bytes_ = [key.fold_in(name).raw(size)[:size] for name, size in layout.sizes.items()]
@@ -419,6 +458,8 @@ def _key(seed: int) -> Key:
 
 
 @lru_cache
-def _quantile_thetas(spread: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def _quantile_thetas(spread: Spread) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    if spread == "uniform":
+        return (np.arange(256, dtype=np.float32) + np.float32(0.5)) / np.float32(256)
     scores = [spread * NormalDist().inv_cdf((k + 0.5) / 256) for k in range(256)]
     return np.array([round(2**16 / (1 + math.exp(-s))) / 2**16 for s in scores], np.float32)

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from laconic.core import Bind, ConfigError, Goal, Method, Registry, gathered, plain_settings
 from laconic.methods.apfl import blends
-from laconic.methods.bernoulli_mask import MASK_SOLVER, BernoulliMask, Evaluate, Reset, Ste
+from laconic.methods.bernoulli_mask import MASK_SOLVER, BernoulliMask, Evaluate, Reset, Spread, Ste
 from laconic.methods.ditto import own_models
 from laconic.methods.em import EM, Weighting
 from laconic.methods.feddyn import linear_terms
@@ -174,13 +174,13 @@ def fedpm(
     reset: Reset = "auto",
     ste: Ste = "identity",
     persist_optimizer: bool = False,
-    scale: FrozenScale = "e",
+    scale: FrozenScale = "kaiming",
     shrink: float = 0.01,
     evaluate: Evaluate = "threshold",
     threshold: float = 0.5,
     samples: int = 5,
     privacy: MaskPrivacy | None = None,
-    spread: float = 1.0,
+    spread: Spread = 1.0,
     solver: Solver = MASK_SOLVER,
 ) -> Definition:
     """A mask of a frozen random network is learnt, and one bit per parameter sent (Isik et al., 2023).
@@ -209,7 +209,7 @@ def fedpm(
 def fedmask(
     *,
     persist_optimizer: bool = False,
-    scale: FrozenScale = "e",
+    scale: FrozenScale = "kaiming",
     shrink: float = 0.01,
     threshold: float = 0.5,
     solver: Solver = MASK_SOLVER,

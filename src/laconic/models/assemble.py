@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -18,6 +20,7 @@ from laconic.core import (
     Tree,
     read_state,
     spec_of,
+    subtree,
     write_state,
 )
 from laconic.models.anatomy import dissect
@@ -50,13 +53,14 @@ def weights_of(model: nn.Module, task: Task) -> Artifact | None:
     return Artifact("weights", state) if spec_of(state) == _plain(task.spec) else None
 
 
-def bit_spec(module: nn.Module, kind: str) -> Spec:
+def bit_spec(module: nn.Module, kind: str, settings: Settings) -> Spec:
     """The leaves of bits that the compact form of a model has: what a reader must know first."""
     if kind == "units":
         units = sum(layer.units for layer in dissect(module).layers)
         return {UNITS: Leaf((units,), torch.bool)}
-    if kind == "mask":
-        return {name: Leaf(leaf.shape, torch.bool) for name, leaf in spec_of(read_state(module)).items()}
+    if kind in ("mask", "masks"):
+        one = {name: Leaf(leaf.shape, torch.bool) for name, leaf in spec_of(read_state(module)).items()}
+        return one if kind == "mask" else _of_each(one, settings)
     return {}
 
 
@@ -67,8 +71,7 @@ def value_spec(module: nn.Module, kind: str, settings: Settings, bits: Tree) -> 
     if kind == "units":
         return spec_of(read_state(_smaller(module, bits)))
     if kind == "members":
-        one = spec_of(read_state(module))
-        return {f"{k}/{name}": leaf for k in range(_members(settings)) for name, leaf in one.items()}
+        return _of_each(spec_of(read_state(module)), settings)
     return {}
 
 
@@ -97,13 +100,12 @@ def _units(build: Callable[[], nn.Module], artifact: Artifact) -> nn.Module:
     return module
 
 
-def _ensemble(build: Callable[[], nn.Module], artifact: Artifact) -> nn.Module:
-    members = []
-    for k in range(_members(artifact.settings)):
-        members.append(build())
-        own = read_state(members[-1])
-        write_state(members[-1], {name: artifact.tree[f"{k}/{name}"] for name in own})
-    return Ensemble(members, probabilities=artifact.settings.get("outputs") == "logits")
+def _ensemble(
+    member: Callable[[Callable[[], nn.Module], Artifact], nn.Module], build: Callable[[], nn.Module], artifact: Artifact
+) -> nn.Module:
+    numbers, settings = range(_members(artifact.settings)), artifact.settings
+    members = [member(build, replace(artifact, tree=subtree(str(k), artifact.tree))) for k in numbers]
+    return Ensemble(members, probabilities=settings.get("outputs") == "logits")
 
 
 def _masked(build: Callable[[], nn.Module], artifact: Artifact) -> nn.Module:
@@ -123,7 +125,8 @@ KINDS: Mapping[str, Callable[[Callable[[], nn.Module], Artifact], nn.Module]] = 
     "weights": _weights,
     "units": _units,
     "mask": _masked,
-    "members": _ensemble,
+    "members": partial(_ensemble, _weights),
+    "masks": partial(_ensemble, _masked),
 }
 """How a model is made of each kind of compact form."""
 
@@ -131,6 +134,11 @@ KINDS: Mapping[str, Callable[[Callable[[], nn.Module], Artifact], nn.Module]] = 
 def _smaller(module: nn.Module, bits: Tree) -> nn.Module:
     anatomy = dissect(module)
     return sliced(module, anatomy, plan(anatomy, bits[UNITS]))
+
+
+def _of_each(one: Spec, settings: Settings) -> Spec:
+    """The leaves of every member of an ensemble."""
+    return {f"{k}/{name}": leaf for k in range(_members(settings)) for name, leaf in one.items()}
 
 
 def _members(settings: Settings) -> int:
