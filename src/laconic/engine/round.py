@@ -138,15 +138,16 @@ class Agreement:
     def remembers(self) -> bool:
         """Whether a broadcast is sent as a change from what the client holds (see `engine.downlink`), or as it is.
 
-        The steps of synchronous SGD are changes of their own kind, and sent as they are.
+        Without values, integers may be coded given those held. The steps of synchronous SGD are changes of their own
+        kind, and sent as they are.
         """
         if self.method.replica is not None:
             return False
         traits = traits_of(self.link.down)
         leaves = self.method.broadcast_spec(EVERYONE, self.round_key(0)).values()
-        if any(leaf.dtype.is_floating_point and not leaf.exact for leaf in leaves) and not traits.dense:
-            return True
-        return traits.conditional and any(not leaf.dtype.is_floating_point for leaf in leaves)
+        if any(leaf.dtype.is_floating_point and not leaf.exact for leaf in leaves):
+            return not traits.dense
+        return traits.conditional
 
     @cached_property
     def builds_on_held(self) -> bool:
