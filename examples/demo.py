@@ -22,7 +22,7 @@ SGD = {"lr": 0.3, "local_epochs": 2, "batch_size": 16}
 ADAM = {"optimizer": "adam", "batch_size": 32}
 METHODS: dict[str, Any] = {
     "FedAvg": {"method": {"name": "fedavg", **SGD}},
-    "FedAvg + EDEN": {"method": {"name": "fedavg", **SGD}, "link": {"up": "eden:bits=2", "down": "eden:bits=4"}},
+    "FedAvg + EDEN": {"method": {"name": "fedavg", **SGD}, "link": {"up": "eden:bits=2", "down": "eden:bits=2"}},
     # Neurons that do not pay are closed for good.
     "FedSparse": {
         "method": {
