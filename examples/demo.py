@@ -31,7 +31,7 @@ METHODS: dict[str, Any] = {
         }
     },
     # A bit per weight: masks of a frozen random network.
-    "FedPM": {"method": {"name": "fedpm", "scale": "kaiming", **ADAM, "lr": 0.1, "local_epochs": 3}},
+    "FedPM": {"method": {"name": "fedpm", **ADAM, "lr": 0.1, "local_epochs": 3}},
     # Weights that are mostly noise are neither sent nor kept.
     "variational dropout": {
         "method": {

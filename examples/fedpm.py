@@ -9,11 +9,12 @@ def main(rounds: int = 15) -> None:
     data = lc.data.digits(clients=10)
     common = {"data": data, "model": "mlp", "rounds": rounds, "cohort": 10, "eval_every": 5}
     solver = lc.Solver(optimizer="adam", lr=0.1, local_epochs=3, batch_size=32)  # of the scores
-    settings = {"scale": "kaiming", "solver": solver}
+    settings = {"solver": solver}
     runs = {
         "fedavg, float32": lc.fit(method=lc.fedavg(), **common),
         "fedpm": lc.fit(method=lc.fedpm(**settings), **common),
         "fedpm, one frequency": lc.fit(method=lc.fedpm(**settings), up="mask:model=global", **common),
+        "fedpm, mrc": lc.fit(method=lc.fedpm(**settings), up="mrc", **common),
         "fedmask": lc.fit(method=lc.fedmask(**settings), **common),
     }
     print(f"{'':22}{'accuracy':>9}{'bits up':>9}{'down':>7}   per parameter and message")

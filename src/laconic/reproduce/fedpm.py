@@ -25,7 +25,7 @@ FIGURES = (
     Figure(ACCURACY, last_evaluations, tolerance=2.0),
     Figure(BITS, summed_up("bits_per_parameter_up"), tolerance=0.05),
     Figure(ONE, _one_frequency, tolerance=0.05),
-    Figure(MODEL, summed_up("model_bits_per_parameter"), tolerance=0.05),
+    Figure(MODEL, summed_up("model_bits_per_parameter"), tolerance=0.03),  # a mask of as many ones as zeros has 1
 )
 _MASK = ("method.name=fedpm",)
 _DENSE = ("method.name=fedavg", "method.lr=0.1")
@@ -73,10 +73,11 @@ _METHODS = {
 }
 
 
-# Below full scale: a quarter of the channels, half of the data, smaller batches, so that a client takes as many steps.
-_SMALL = ("model.width=0.25", "data.limit=25000", "method.batch_size=16")
-# A narrow network passes on little but the noise of its masks unless the first ones are decided.
-_NARROW = {"fedpm": ("method.scale=kaiming", "method.spread=4.0"), "fedmask": ("method.scale=kaiming",)}
+# Below full scale: a quarter of the channels, half of the data, half the batches, so that a client takes as many steps.
+_SMALL = ("model.width=0.25", "data.limit=25000", "method.batch_size=64")
+# A narrow network passes on little but the noise of its masks unless the first ones are decided; the paper's rate of
+# QSGD takes fewer levels where there are fewer parameters.
+_NARROW = {"fedpm": ("method.spread=4.0",), "qsgd": ("link.up=qsgd:levels=128",)}
 
 
 def _unlike(c_max: int) -> Training:
@@ -116,11 +117,25 @@ def _alike(source: str, model: str, *, rounds: int, bits: float) -> Training:
         Arm("eden", (*_DENSE, "link.up=eden:bits=1")),
         Arm("qsgd", (*_DENSE, "link.up=qsgd:levels=128")),
         Arm("signsgd", (*_DENSE, "link.up=signsgd")),
+        Arm("drive", (*_DENSE, "link.up=drive")),
+        Arm("terngrad", (*_DENSE, "link.up=terngrad")),
     )
     small = ("model.width=0.25",)
     return Training(f'{common}\n[model]\nname = "{model}"\n', arms, FIGURES, scale=15 / rounds, small=small)
 
 
+_MRC = Training(
+    _alike("mnist", "conv4", rounds=30, bits=0.96).common.replace("[run]", '[run]\nprecision = "bfloat16"')
+    + "width = 0.25\n",
+    (
+        Arm("mask", _MASK),
+        Arm("mrc-3", (*_MASK, "link.up=mrc:kl=3")),
+        Arm("mrc-5", (*_MASK, "link.up=mrc")),
+        Arm("mrc-12", (*_MASK, "link.up=mrc:kl=12")),
+        Arm("fedavg", _DENSE),
+    ),
+    FIGURES[:2],
+)
 _RESET = Training(
     _unlike(4).common,
     tuple(
@@ -144,6 +159,9 @@ recipes = (
         "fedpm-cmax2", "FedPM, tables 1 and 3: CIFAR-10, two classes per client", _unlike(2), seconds=46_000
     ),
     training_recipe("fedpm-reset", "FedPM: counts that begin anew, a tenth of the clients", _RESET, seconds=1200),
+    training_recipe(
+        "fedpm-mrc", "FedPM, equal clients: MNIST, masks drawn by minimal random coding", _MRC, seconds=15_000
+    ),
     training_recipe(
         "fedpm-mnist", "FedPM, equal clients: MNIST", _alike("mnist", "conv4", rounds=200, bits=0.96), seconds=8_200
     ),
