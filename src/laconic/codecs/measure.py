@@ -114,7 +114,7 @@ def rate_distortion(tree: Tree, key: Key, rates: Sequence[float] = RATES) -> lis
 
     >>> import torch
     >>> (point,) = rate_distortion({"w": torch.randn(100, 100)}, Key.from_seed(0), [1.0])
-    >>> point.nearest_limit < point.nearest < point.unbiased < point.eden
+    >>> point.nearest_limit < point.nearest < point.unbiased_limit < point.eden < point.unbiased
     True
     """
     points = []
