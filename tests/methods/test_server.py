@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -229,3 +231,14 @@ def test_prefixes_do_not_meet() -> None:
     )
     torch.testing.assert_close(again["step"], torch.tensor([0.2]), rtol=1e-6, atol=0.0)
     assert torch.equal(again["step"], again["step/exp_avg"])
+
+
+def test_adam_needs_none_of_torchs_optimizers() -> None:
+    """The first use of one imports a compiler, which would cost every process of a comparison a second."""
+    code = """
+import sys
+import laconic as lc
+lc.fit(method=lc.fedopt(optimizer="adam", lr=0.01), data=lc.data.digits(clients=3), rounds=1, cohort=2, workers=0)
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

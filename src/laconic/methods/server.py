@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.core import ConfigError, Tree, did_you_mean
+from laconic.core import ConfigError, Tree, did_you_mean, prefixed, subtree
+from laconic.methods.solvers import adam_moments, adam_step
 
 _PLAIN = frozenset({"sgd", "adam", "adamw", "adamax", "adagrad", "rmsprop"})  # known to need a gradient and no more
 _NUMBER = "#"  # marks an entry of an optimizer's state that is a plain number
@@ -48,6 +49,8 @@ class ServerOptimizer:
 
     def step(self, weights: Tree, ascent: Tree, state: Tree) -> tuple[Tree, Tree]:
         """New weights and new optimizer state from an ascent direction; the inputs stay as they are."""
+        if self.name.lower() == "adam" and not self.options:
+            return self._by_adam(weights, ascent, state)
         parameters = {name: nn.Parameter(weights[name].clone()) for name in ascent}
         optimizer = self._optimizer(list(parameters.values()))
         for path, value in state.items():
@@ -68,6 +71,14 @@ class ServerOptimizer:
                     exact = torch.float64 if isinstance(value, float) else torch.int64
                     new_state[f"{name}/{entry}{_NUMBER}"] = torch.tensor(value, dtype=exact)
         return {name: parameter.detach() for name, parameter in parameters.items()}, new_state
+
+    def _by_adam(self, weights: Tree, ascent: Tree, state: Tree) -> tuple[Tree, Tree]:
+        new, new_state = {name: weights[name].clone() for name in ascent}, dict[str, Tensor]()
+        for name, weight in new.items():
+            moments = adam_moments(weight, subtree(name, state))
+            adam_step(weight, -ascent[name], moments, self.lr)
+            new_state |= prefixed(name, moments)
+        return new, new_state
 
     def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         known: dict[str, Any] = {
