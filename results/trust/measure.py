@@ -1,8 +1,8 @@
 """Two attackers of ten against every kind of method, with and without the bounds that runs have by default.
 
 `python results/trust/measure.py` makes table.md beside this file: digits, dealt by Dirichlet(1) to ten clients, all in
-every round, seed 1. A cell is the accuracy without → with the bounds; `fedmedian` and `fedrobust` have them on. Attackers
-are clients 3 and 7. What an attack is:
+every round, seed 1. A cell is the accuracy without → with the bounds; `fedmedian` and `fedrobust` have them on.
+Attackers are clients 3 and 7. What an attack is:
 
 * scale: 1e9 times the difference, cut to what a receiver takes at all
 * flip: −100 times the difference; turn: −2.5 times, which no bound on norms sees
@@ -34,17 +34,17 @@ HERE = Path(__file__).parent
 ATTACKERS, SEED, LARGEST = (3, 7), 1, 9.9e8
 SHORT: dict[str, Any] = {"lr": 0.1, "local_epochs": 1, "batch_size": 20}
 METHODS: dict[str, tuple[str, dict[str, Any], int]] = {
-    "fedavg": ("fedavg", {}, 15),
-    "fedopt": ("fedopt", {}, 15),
-    "scaffold": ("scaffold", {}, 15),
-    "fedsparse": ("fedsparse", {}, 15),
-    "lg_fedavg": ("lg_fedavg", {}, 15),
-    "fedpm": ("fedpm", {"lr": 0.1, "local_epochs": 3}, 15),
-    "fedmedian": ("fedmedian", {}, 15),
-    "fedrobust, trimmed mean": ("fedrobust", {"rule": "trimmed_mean", "attackers": 2}, 15),
-    "fedrobust, Multi-Krum": ("fedrobust", {"rule": "krum", "attackers": 2, "best": 6}, 15),
-    "fedrobust, centred clipping": ("fedrobust", {"rule": "centred_clipping", "attackers": 2}, 15),
-    "vardrop": ("vardrop", {"lr": 0.01, "sigma_lr": 1.0, "local_steps": 1, "batch_size": 64}, 40),
+    "fedavg": ("fedavg", {}, 30),
+    "fedopt": ("fedopt", {}, 30),
+    "scaffold": ("scaffold", {}, 30),
+    "fedsparse": ("fedsparse", {}, 30),
+    "lg_fedavg": ("lg_fedavg", {}, 30),
+    "fedpm": ("fedpm", {"lr": 0.1, "local_epochs": 3}, 30),
+    "fedmedian": ("fedmedian", {}, 30),
+    "fedrobust, trimmed mean": ("fedrobust", {"rule": "trimmed_mean", "attackers": 2}, 30),
+    "fedrobust, Multi-Krum": ("fedrobust", {"rule": "krum", "attackers": 2, "best": 6}, 30),
+    "fedrobust, centred clipping": ("fedrobust", {"rule": "centred_clipping", "attackers": 2}, 30),
+    "vardrop": ("vardrop", {"lr": 0.01, "sigma_lr": 1.0, "local_steps": 1, "batch_size": 64}, 60),
 }
 ROBUST = ("fedmedian", "fedrobust")
 ATTACKS = ("none", "scale", "flip", "turn", "same", "little", "claim", "bomb", "gates", "votes")
