@@ -220,7 +220,8 @@ def test_a_users_own_code_from_the_current_folder(laconic: Any, file: Path) -> N
     assert 0.25 < made["global_half"] <= 0.5
     assert made["global_accuracy"] is None
     assert "accuracy        -" in said.out
-    assert laconic("run", "runs/own/config.toml", "--out", "again", "--quiet").code == 0
+    check_refused(laconic("run", "runs/own/config.toml", "--out", "again", "--quiet"), "is code", "--allow-code")
+    assert laconic("run", "runs/own/config.toml", "--allow-code", "--out", "again", "--quiet").code == 0
     assert summary("again/own")["state_sha256"] == made["state_sha256"]
 
 

@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -270,7 +271,7 @@ def test_bits_by_mask_and_values_by_another_codec() -> None:
     codec = mask(model="layer") | eden(2)
     assert codec.text == "mask:model=layer | eden:bits=2"
     assert parse(codec.text) == codec
-    assert (codec.id, codec.traits) == (CodecId.CHAIN, eden(2).traits)
+    assert (codec.id, codec.traits) == (CodecId.CHAIN, replace(eden(2).traits, conditional=True))
     assert (mask().id, mask().traits) == (CodecId.MASK, float32().traits)
     assert (topk(0.1) | mask()).traits == topk(0.1).traits
     assert (mask() | topk(0.1) | eden(2)).bits == Coded("shared")

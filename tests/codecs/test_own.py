@@ -163,7 +163,7 @@ def test_in_a_configuration(tmp_path: Path) -> None:
     path.write_text(f'[run]\nrounds = 2\ncohort = 2\n[data]\nclients = 4\n[link]\nup = "{up}"\ndown = "{down}"\n')
     ((_, table),) = read_tables(path)
     experiment = experiment_from(table)
-    assert experiment.config["link"] == {"up": up, "down": down}
+    assert experiment.config["link"] == {"up": up, "down": down, "down_memory": "auto", "memory": "1 GiB"}
     link = experiment.simulation.agreement.link
     assert (link.up.text, link.down.text) == (up, down)
     assert all(record["replies"] == 2 for record in experiment.simulation)

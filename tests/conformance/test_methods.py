@@ -9,7 +9,20 @@ from typing import Any
 import pytest
 
 from laconic.codecs import parse
-from laconic.core import ClientInfo, Key, Method, Population, Reply, Task, Tree, isolated, sample_cohort, tree_sha256
+from laconic.core import (
+    ClientInfo,
+    Key,
+    Method,
+    Population,
+    Reply,
+    Task,
+    Tree,
+    bernoulli_names,
+    drawn,
+    isolated,
+    sample_cohort,
+    tree_sha256,
+)
 from laconic.engine import Agreement, Link, Schedule, Simulation, to_everyone
 from laconic.engine.workers import Job, Station
 from laconic.evaluations import EVALUATIONS
@@ -156,7 +169,9 @@ def by_hand(method: Method, task: Task, rounds: int, cohort: int) -> Tree:
             with isolated(agreement.client_key(client).fold_in("torch")):
                 update = bound.client_update(received, own, data, client, agreement.client_key(client))
             personal[c] = update.personal
-            replies.append(Reply(ClientInfo(c, number, len(data.train)), update.message, received))
+            chances = bernoulli_names(bound.message_spec(received))
+            message = drawn(update.message, chances, agreement.client_key(client).fold_in("mask"))
+            replies.append(Reply(ClientInfo(c, number, len(data.train)), message, received))
         server = bound.server_update(server, replies, key.fold_in("server"))
     return server
 

@@ -59,7 +59,7 @@ def run(**given: Any) -> lc.Run:
 
 def simulation(method: str = "fedavg", down: str = "eden:bits=2", **link: Any) -> Simulation:
     both = Link(parse("float32"), parse(down), **link)
-    schedule = Schedule(rounds=4, cohort=2, eval_every=4)
+    schedule = Schedule(rounds=4, cohort=3, eval_every=4)
     return Simulation(methods.build(method, {}), small_task(), small_federation(clients=4), both, schedule, seed=3)
 
 

@@ -51,7 +51,7 @@ def test_malformed_messages_raise_one_error(values: dict[str, Any]) -> None:
         ({"kind": "done", "metrics": {"a b": 1.0}}, "metrics"),
         ({"kind": "done", "sums": {str(i): 1.0 for i in range(65)}}, "sums"),
         ({"kind": "failed", "reason": "<b>"}, "reason: "),
-        ({"kind": "done", "version": 1}, "messages of version 1, but this side speaks 2"),
+        ({"kind": "done", "version": 1}, "messages of version 1, but this side speaks 3"),
     ],
 )
 def test_words_are_checked(words: dict[str, Any], said: str) -> None:

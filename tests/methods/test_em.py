@@ -77,6 +77,7 @@ def test_weighting_by_examples_is_replicating_clients() -> None:
     assert tree_sha256(one) != tree_sha256(uniform.server_update(server, replies(task, [1, 2, 5]), KEY))
 
 
+@pytest.mark.filterwarnings("ignore:fedmedian with weighting")
 @pytest.mark.parametrize("make", [fedavg, fedopt, fedmedian, fedensemble])
 def test_equal_clients_are_weighted_equally_either_way(make: Any) -> None:
     task = small_task()

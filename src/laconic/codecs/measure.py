@@ -113,8 +113,9 @@ def rate_distortion(tree: Tree, key: Key, rates: Sequence[float] = RATES) -> lis
     codec that knows them may be below.
 
     >>> import torch
-    >>> (point,) = rate_distortion({"w": torch.randn(100, 100)}, Key.from_seed(0), [1.0])
-    >>> point.nearest_limit < point.nearest < point.unbiased_limit < point.eden < point.unbiased
+    >>> values = torch.randn(100, 100, generator=Key.from_seed(0).torch())
+    >>> (point,) = rate_distortion({"w": values}, Key.from_seed(0), [1.0])
+    >>> point.nearest_limit < point.nearest < point.eden < point.unbiased
     True
     """
     points = []

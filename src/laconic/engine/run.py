@@ -186,7 +186,7 @@ class RunDirectory:
                     "or choose another run.name."
                 )
             before = self._check_same(config, written)
-            if before < config["run"]["rounds"] and (self.path / "summary.json").exists():
+            if before < _rounds(config) and (self.path / "summary.json").exists():
                 ended = before
                 for stale in ("summary.json", "model.lac", "model.safetensors", "report.html"):
                     (self.path / stale).unlink(missing_ok=True)
@@ -199,7 +199,7 @@ class RunDirectory:
         written = self.path / "config.toml"
         if not written.exists():
             return False
-        return self._check_same(config, written) == config["run"]["rounds"] and (self.path / "summary.json").exists()
+        return self._check_same(config, written) == _rounds(config) and (self.path / "summary.json").exists()
 
     def _check_same(self, config: Mapping[str, Any], written: Path) -> int:
         """The rounds that the run was given before: it may be given more, but nothing else may be another."""
@@ -214,7 +214,7 @@ class RunDirectory:
                 f"cannot resume {self.path}: {key} was {was!r} and is {now!r} now; "
                 "restore it, or choose another run.name."
             )
-        return int(old["run"]["rounds"])
+        return _rounds(old)
 
     def read_history(self, *, num_bytes: int) -> list[Record]:
         """The records up to a checkpoint; later lines are cut off, for their rounds are made again."""
@@ -266,6 +266,11 @@ class RunDirectory:
                 file.close()
         self._metrics = self._lock = None
         _held.discard((os.getpid(), self.path.resolve()))
+
+
+def _rounds(config: Mapping[str, Any]) -> int:
+    """How many rounds a configuration asks for; of one that says nothing of it, none."""
+    return int(config.get("run", {}).get("rounds", 0))
 
 
 _held: set[tuple[int, Path]] = set()

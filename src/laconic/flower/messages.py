@@ -80,7 +80,7 @@ def held_name(round: int, held: Mapping[str, Tensor]) -> str:
 
     >>> import torch
     >>> held_name(3, {"w": torch.ones(2)})
-    '3.d8fa1b42c50a8ee1e08f8dc8adbd2cd5'
+    '3.e684abaf8f5339316374da0fb0487134'
     """
     return f"{round}.{tree_sha256(held)[:32]}"
 
