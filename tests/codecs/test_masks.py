@@ -272,8 +272,8 @@ def test_bits_by_mask_and_values_by_another_codec() -> None:
     assert codec.text == "mask:model=layer | eden:bits=2"
     assert parse(codec.text) == codec
     assert (codec.id, codec.traits) == (CodecId.CHAIN, replace(eden(2).traits, conditional=True))
-    assert (mask().id, mask().traits) == (CodecId.MASK, float32().traits)
-    assert (topk(0.1) | mask()).traits == topk(0.1).traits
+    assert (mask().id, mask().traits) == (CodecId.MASK, replace(float32().traits, conditional=True))
+    assert (topk(0.1) | mask()).traits == replace(topk(0.1).traits, conditional=True)
     assert (mask() | topk(0.1) | eden(2)).bits == Coded("shared")
     tree = {"w": torch.randn(2000, generator=random()), "m": bits(8000, 0.02)}
     spec, shared = spec_of(tree), Shared(KEY)
