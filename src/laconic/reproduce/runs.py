@@ -27,7 +27,7 @@ def _plain(key: str, text: Callable[[float], str]) -> Callable[[Mapping[str, flo
 
 def _share(run: Mapping[str, float], first: Mapping[str, float]) -> str:
     own, base = (each["bytes_up"] + each["bytes_down"] for each in (run, first))
-    return f"{100 * own / base:.1f} %"
+    return f"{100 * own / base:.3g} %"
 
 
 COLUMNS = (
@@ -45,6 +45,7 @@ COLUMNS = (
     Column("down", _plain("bytes_down", lambda value: size(int(value)))),
     Column("both ways", _share),
     Column("bits up", _plain("bits_per_parameter_up", "{:.3f}".format)),
+    Column("bits down", _plain("bits_per_parameter_down", "{:.3f}".format)),
     Column("sparsity", _percent("sparsity")),
     Column("weights left", _percent("nonzero")),
     Column("model", _plain("model_bytes", lambda value: size(int(value)))),
@@ -60,7 +61,7 @@ def runs_table(runs: Iterable[Mapping[str, Any]]) -> list[str]:
     >>> print("\\n".join(runs_table([{"name": "fedavg", "accuracy": 97.0, **cost}])))
     | | accuracy | up | down | both ways |
     |---|---:|---:|---:|---:|
-    | fedavg | 97.00 % | 2.00 kB | 2.00 kB | 100.0 % |
+    | fedavg | 97.00 % | 2.00 kB | 2.00 kB | 100 % |
     """
     seeds: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for run in runs:
