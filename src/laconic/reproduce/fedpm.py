@@ -113,7 +113,7 @@ def _alike(source: str, model: str, *, rounds: int, bits: float) -> Training:
     common = _COMMON.replace("[data]", f"[data]\n{setting}").replace("[run]", f"[run]\nrounds = {rounds}\ncohort = 10")
     arms = (
         Arm("fedpm", _MASK, {MODEL: bits}),
-        Arm("fedmask", ("method.name=fedmask",)),
+        Arm("fedmask", ("method.name=fedmask", "method.scale=e")),
         Arm("eden", (*_DENSE, "link.up=eden:bits=1")),
         Arm("qsgd", (*_DENSE, "link.up=qsgd:levels=128")),
         Arm("signsgd", (*_DENSE, "link.up=signsgd")),
