@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from laconic.codecs.vector import floating
 from laconic.core import Codec, ConfigError, PayloadError, Shared, Spec, Traits, Tree, exact_names, spec_of, traits_of
@@ -131,20 +133,17 @@ class Contraction:
 
     def encode(self, tree: Tree, shared: Shared, state: Tree) -> tuple[bytes, Tree]:
         """The scale, and the payload."""
-        blob, state = self.codec.encode(tree, shared, state)
+        return self.sent(tree, shared)[0], state
+
+    def sent(self, tree: Tree, shared: Shared) -> tuple[bytes, Tree]:
+        """The payload, and what it will be decoded to, which finding the scale takes anyway."""
+        blob, _ = self.codec.encode(tree, shared, {})
         spec = spec_of(tree)
-        names = floating(spec, shared.exact)
+        decoded, names = self.codec.decode(blob, spec, shared), list(floating(spec, shared.exact))
         if not names:
-            return blob, state
-        decoded = self.codec.decode(blob, spec, shared)
-        pairs = [(tree[name].detach().double().flatten(), decoded[name].double().flatten()) for name in names]
-        whole, along, energy = (
-            sum(float(one @ other) for one, other in products)
-            for products in zip(*(((x, x), (x, found), (found, found)) for x, found in pairs), strict=True)
-        )
-        contracts = whole - 2 * along + energy <= _CONTRACTS * whole
-        scale = np.float32(1.0 if contracts or not energy else along / energy)
-        return scale.astype("<f4").tobytes() + blob, state
+            return blob, decoded
+        scale = np.float32(_scale([(tree[name].detach(), decoded[name]) for name in names]))
+        return scale.astype("<f4").tobytes() + blob, _scaled(decoded, names, float(scale))
 
     def decode(self, blob: bytes, spec: Spec, shared: Shared) -> Tree:
         """What the codec inside decodes, scaled."""
@@ -156,11 +155,30 @@ class Contraction:
         scale = float(np.frombuffer(blob[:4], "<f4")[0])
         if not math.isfinite(scale):
             raise PayloadError("non_finite", "the scale of a change is not finite")
-        decoded = self.codec.decode(blob[4:], spec, shared)
-        scaled = {name: leaf * scale if name in names else leaf for name, leaf in decoded.items()}
-        if not all(bool(scaled[name].isfinite().all()) for name in names):
-            raise PayloadError("non_finite", f"a change would not be finite at a scale of {scale:.3g}")
-        return scaled
+        return _scaled(self.codec.decode(blob[4:], spec, shared), names, scale)
+
+
+def _scale(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """1 where what was decoded comes close enough to what was sent, else the scale of least squares."""
+    whole = sum(_energy(sent) for sent, _ in pairs)
+    if sum(_energy(sent - found) for sent, found in pairs) <= _CONTRACTS * whole:
+        return 1.0
+    energy = sum(_energy(found) for _, found in pairs)
+    along = sum(float(sent.double().flatten() @ found.double().flatten()) for sent, found in pairs)
+    return along / energy if energy else 1.0
+
+
+def _energy(leaf: Tensor) -> float:
+    return float(torch.linalg.vector_norm(leaf, dtype=torch.float64)) ** 2
+
+
+def _scaled(decoded: Tree, names: Collection[str], scale: float) -> Tree:
+    if scale == 1:
+        return decoded
+    scaled = {name: leaf * scale if name in names else leaf for name, leaf in decoded.items()}
+    if not all(bool(scaled[name].isfinite().all()) for name in names):
+        raise PayloadError("non_finite", f"a change would not be finite at a scale of {scale:.3g}")
+    return scaled
 
 
 def ef(codec: Codec) -> Codec:

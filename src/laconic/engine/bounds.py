@@ -32,7 +32,7 @@ RATIO = 3.0
 """How many times the median of a cohort's replies one may count."""
 ABSURD = 30.0
 """How many times the median norm a reply may have before it is refused."""
-_WINDOW = 64  # replies that wait for a median before the first is folded: bounds what waits in memory
+_WINDOW = 16  # replies that wait for a median before the first is folded: bounds what waits in memory
 _WEIGHTS, _EXAMPLES = "", "#examples"
 
 
@@ -72,7 +72,7 @@ class _Measured(NamedTuple):
 def within(replies: Iterable[Reply], bounds: Bounds, spec: Spec, refuse: Refuse) -> Iterator[Reply]:
     """The replies in order, each within bounds; `spec` is the model's.
 
-    A median is that of the first 64 replies and of all that have come since: memory does not grow with the cohort.
+    A median is that of the first 16 replies and of all that have come since: memory does not grow with the cohort.
     """
     if bounds == UNBOUNDED:
         yield from replies

@@ -350,8 +350,12 @@ def send_tree(agreement: Agreement, tree: Tree, client: ClientInfo, held: Tree |
     base = agreement.base(tree, spec, held)
     shared = _shared_down(agreement, spec, client, held)
     change = {name: leaf - base[name] if name in base else leaf for name, leaf in tree.items()}
-    payload, _ = agreement.down.encode(change, shared, {})
-    decoded = agreement.down.decode(payload, spec, shared)
+    codec = agreement.down
+    if isinstance(codec, Contraction):
+        payload, decoded = codec.sent(change, shared)
+    else:
+        payload, _ = codec.encode(change, shared, {})
+        decoded = codec.decode(payload, spec, shared)
     return _sealed(agreement, Direction.DOWN, client, payload), agreement.taken_in(decoded, spec, held)
 
 

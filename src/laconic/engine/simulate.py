@@ -483,7 +483,7 @@ class _Exchange:
             except PayloadError as error:
                 self._reject(info, error.reason, error.detail)
                 continue
-            self._came[info.id] = result
+            self._came[info.id] = result._replace(frame=b"", held=b"")
             yield reply
 
     def _staged(self, client: int, done: Done) -> _Kept:
