@@ -28,7 +28,7 @@ from laconic.core import (
     did_you_mean,
 )
 from laconic.data import Federation
-from laconic.engine import Record
+from laconic.engine import DownMemory, Record
 from laconic.experiment import CodecText, Experiment, Model, experiment, run_settings
 
 Kind = Literal["exact", "estimate"]
@@ -107,6 +107,8 @@ def plan(
     method: Method | str = "fedavg",
     up: CodecText | Codec | None = None,
     down: CodecText | Codec | None = None,
+    down_memory: DownMemory = "auto",
+    memory: int | str = "1 GiB",
     loss: Loss | None = None,
     network: Network | str = "4g",
     seconds: float = 6.0,
@@ -122,7 +124,18 @@ def plan(
     ('exact', True)
     """
     settings = run_settings(run, where="plan")
-    planned = experiment(data=data, model=model, method=method, up=up, down=down, loss=loss, hashed=False, run=settings)
+    planned = experiment(
+        data=data,
+        model=model,
+        method=method,
+        up=up,
+        down=down,
+        down_memory=down_memory,
+        memory=memory,
+        loss=loss,
+        hashed=False,
+        run=settings,
+    )
     return rehearse(planned, network=network, seconds=seconds)
 
 
